@@ -51,6 +51,9 @@ class Recording:
         self.simulation: Simulation | None = None
         self._free = 0.0
 
+    def first_delivery(self) -> float:
+        return 0.0
+
     def of(self, plan: StepPlan, num_pages: int) -> StepSeconds:
         assert self.simulation is not None
         seconds = self._formula(self._programs.of_plan(plan), plan)

@@ -29,6 +29,9 @@ class Costs:
     def of(self, plan: StepPlan, num_pages: int) -> StepSeconds:
         return StepSeconds(self.step + self.token * sum(plan.rows.lengths), 0.0, 0.0)
 
+    def first_delivery(self) -> float:
+        return 0.0
+
 
 def simulate(items: list[Item], policy: str, costs: Costs | None = None) -> list[Served]:
     """Serve a trace; a step's tokens are there when it is over, and then the next is planned."""

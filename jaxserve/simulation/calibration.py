@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 
 from jaxserve.errors import ValidationError
 from jaxserve.execution.step_shape import StepShape
-from jaxserve.observability.load_trace import LoadTrace, TracedStep, read_trace
+from jaxserve.observability.load_trace import LoadTrace, TracedRequest, TracedStep, read_trace
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.simulation.setting import Setting
 from jaxserve.simulation.step_time import Programs, StepSeconds
@@ -20,6 +20,7 @@ from jaxserve.simulation.step_time import Programs, StepSeconds
 LEAST_STEPS = 50  # of a trace that says something
 KNOWN = 8  # steps of a program from which its own constant is fitted
 STRETCH = 32  # steps whose deviations are taken in their order: what disturbs one disturbs the next
+DELAYS = tuple(0.00025 * n for n in range(400))  # seconds that are tried for the intake
 IDLE_S = 0.005  # between two steps: longer, and the engine had nothing to do
 SCALE = np.array([1e3, 1e5, 10.0, 100.0])  # of the columns of `_facts`, so that they are alike
 
@@ -63,10 +64,9 @@ class Fitted:
         self._before = _median(one.plan + one.pack + one.dispatch for one in steps)
         self._before += _gap(steps)
         self._after = _median(one.commit for one in steps)
-        self._delivery = _median(one.delivery for one in trace.requests if one.delivery is not None)
-        host = _median(one.plan + one.pack for one in steps)
-        own = _median(one.overhead for one in trace.requests if one.overhead is not None)
-        self.intake = max(0.0, own - host)
+        self._deliveries = [one.delivery for one in trace.requests if one.delivery is not None]
+        self._delivery = _median(self._deliveries)
+        self.intake = _intake(trace.requests, steps, self._before)
         error = float(np.abs(np.concatenate([*ratios.values()]) - 1).mean())
         self.source = (
             f"steps: fitted from {len(steps)} steps of {trace.path.name} "
@@ -90,6 +90,11 @@ class Fitted:
         facts = (sum(rows.starts[:first]) + first, pairs, first, sum(rows.lengths[first:]))
         seconds = self._expected(shape, facts) * self._deviation(shape)
         return StepSeconds(seconds, self._before, self._after, self._delivery)
+
+    def first_delivery(self) -> float:
+        if self._rng is None or not self._deliveries:
+            return self._delivery
+        return self._rng.choice(self._deliveries)
 
     def _shape_of(self, one: TracedStep) -> StepShape:
         if one.num_prefill_tokens == one.num_prefill:  # rows of one token are none of the region
@@ -156,6 +161,35 @@ def _gap(steps: Sequence[TracedStep]) -> float:
     places = np.searchsorted(ends, begins, side="right") - 1
     gaps = (begins - ends[places])[places >= 0]
     return _median(gap for gap in gaps if gap < IDLE_S)
+
+
+def _intake(requests: Sequence[TracedRequest], steps: Sequence[TracedStep], before: float) -> float:
+    """Seconds from a request's arrival until the engine has it.
+
+    It is the delay with which the median of the queue times is that of the recording, where a
+    request begins with the first step that is planned once the engine has it, and at once where
+    none was in flight. Only requests count that a slot and pages were free for.
+
+    Args:
+        requests, steps: of the recording.
+        before: seconds of the host before a step is handed over.
+    """
+    ends = np.maximum.accumulate([one.fetched + one.commit for one in steps])
+    begins = np.array([one.begin for one in steps])
+    known = [one for one in requests if one.queue is not None and one.overhead is not None]
+    arrivals = np.array([one.arrival for one in known])
+    behind = np.searchsorted(begins, arrivals)  # how many steps were planned before each
+    idle = (behind == 0) | (ends[np.maximum(behind - 1, 0)] <= arrivals)
+    if not len(known):
+        return 0.0
+
+    def queue(delay: float) -> float:
+        place = np.minimum(np.searchsorted(begins, arrivals + delay), len(begins) - 1)
+        waits = np.where(idle, delay, np.maximum(delay, begins[place] - arrivals))
+        return float(np.median(waits)) + before
+
+    median = _median(one.queue for one in known if one.queue is not None)
+    return min(DELAYS, key=lambda delay: abs(queue(delay) - median))
 
 
 def _median(values: Iterable[float]) -> float:

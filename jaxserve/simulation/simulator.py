@@ -242,8 +242,9 @@ class Simulation:
         for request, slot in zip(samples.requests[num_decode:], samples.slots[num_decode:]):
             name = request.request_id
             if served.first[int(name)] == NEVER:
-                served.first[int(name)] = moment
-                served.gaps.begin(slot, moment)
+                first = done.end + self._times.first_delivery()
+                served.first[int(name)] = first
+                served.gaps.begin(slot, first)
             else:  # it goes on
                 served.gaps.begin(slot, self._lost.pop(name))
                 served.gaps.took([slot], moment)
@@ -257,7 +258,7 @@ class Simulation:
         self._window.record(self._busy)
         for entry in seen.ends:
             name = seen.requests[entry].request_id
-            served.last[int(name)] = moment
+            served.last[int(name)] = max(moment, served.first[int(name)])
             self._end(name, moment)
         self._ledger.stepped(self._begun, len(self.scheduler.running), done.end)
         self._begun.clear()

@@ -33,7 +33,7 @@ class StepSeconds(NamedTuple):
     Attributes:
         device: on the device.
         before, after: on the host, before it is handed over and once its tokens are there.
-        delivery: until the server has its tokens.
+        delivery: until the server has its tokens, in the middle.
     """
 
     device: float
@@ -55,6 +55,9 @@ class StepTime(Protocol):
 
     def of(self, plan: StepPlan, num_pages: int) -> StepSeconds:
         """Of one step, while requests own `num_pages` pages."""
+
+    def first_delivery(self) -> float:
+        """Seconds from the end of a step until the server has the first token of a request."""
 
 
 class Programs:
@@ -189,6 +192,9 @@ class Roofline:
         seconds += self._hops + tokens * self._sum_bytes
         host = HOST_STEP_S + HOST_ROW_S * num_decode
         return StepSeconds(seconds, host * (1 - COMMIT_SHARE), host * COMMIT_SHARE)
+
+    def first_delivery(self) -> float:
+        return 0.0
 
     def _attention(self, held: float, pairs: float) -> float:
         """Of one layer: keys and values of `held` tokens, `pairs` of a query and a key."""

@@ -212,8 +212,8 @@ def times_of(
             return Roofline(setting, rates)
 
     told = [times().source, "lengths: every output has its full length, no text ends it before"]
-    if args.calibrate is None:
-        told.append("latency: without HTTP and network")
+    seen = "until the server has its tokens" if args.calibrate else "of the engine alone"
+    told.append(f"latency: {seen}, without HTTP and network")
     return times, told
 
 

@@ -47,7 +47,7 @@ def test_less_than_a_millisecond_is_no_difference():
 
 
 def test_the_table_counts_what_is_too_far_off():
-    run = Run("steady", 0.0, 1.0, dict.fromkeys(METRICS, 100.0), 0.0)
+    run = Run("steady", 0.0, 1.0, dict.fromkeys(METRICS, 100.0), [])
     figures = dict.fromkeys(METRICS, 101.0) | {"tpot p50, ms": 200.0}
     lines, wrong = compare([run], {"steady": figures})
     assert wrong == 1 and sum("too far" in line for line in lines) == 1
@@ -64,11 +64,11 @@ def test_what_was_recorded_is_told_apart_by_its_order():
         TracedRequest(float(at), 5, 2, queue=0.01 * at, ttft=0.1, last=0.2) for at in range(6)
     ]
     trace = LoadTrace(Path("t"), {}, requests)
-    tests = [(MIXED, {"ttft p50, ms": 150.0}), ("steady", {"ttft p50, ms": 150.0})]
+    tests = [(name, {}, [0.15, 0.16]) for name in (MIXED, "steady")]
     first, second = as_runs(trace, tests, 2, 2)
     assert (first.begin, first.end, second.begin) == (2.0, 3.2, 4.0)
     assert first.figures["queue p50, ms"] == pytest.approx(25.0)
-    assert first.edge == pytest.approx(0.05)
+    assert first.edges == pytest.approx([0.05, 0.06])
     part = calibrating(trace, [first, second], Path("t"))
     assert [one.arrival for one in part.requests] == [2.0, 3.0]
 
@@ -77,7 +77,7 @@ def test_a_workload_is_simulated_by_a_calibration(tmp_path):
     setting = small_setting()
     trace = read_trace(write_trace(tmp_path / "trace.jsonl", setting))
     load = WORKLOADS["steady"]
-    found = simulated(setting, trace, load, 20, 0.003, 0)
+    found = simulated(setting, trace, load, 20, [0.003], 0)
     assert set(found) == set(METRICS) and min(found.values()) > 0
     assert found["requests/s"] < load.request_rate * 1.4
     assert len(requests_of(load, 20)) == 20

@@ -30,6 +30,9 @@ class Even:
         self._before, self._after = before, after
         self.plans: list[tuple[int, tuple[int, ...]]] = []
 
+    def first_delivery(self) -> float:
+        return 0.0
+
     def of(self, plan: StepPlan, num_pages: int) -> StepSeconds:
         self.plans.append((plan.num_decode, tuple(plan.rows.lengths)))
         return StepSeconds(STEP_S, self._before, self._after)
