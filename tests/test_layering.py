@@ -57,6 +57,7 @@ FLOORS = (
     "evaluation",
     "jobs",
     "bench",
+    "simulation",
     "vllm_paths",
     "ROOT:__main__",
 )

@@ -29,7 +29,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
-from benchmarks.model_shapes import SHAPES
 from benchmarks.verify.prove import (
     KINDS,
     Cost,
@@ -61,6 +60,7 @@ from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import model_config_of
+from jaxserve.models.known_shapes import SHAPES
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig

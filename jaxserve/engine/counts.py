@@ -30,15 +30,20 @@ class EngineCounts:
 
     def of_step(self, plan: StepPlan) -> dict[str, int]:
         """What a step holds, and the engine now that it is planned, by fields of `StepRecord`."""
-        scheduler, lengths, first = self._scheduler, plan.rows.lengths, plan.num_decode
+        scheduler, rows, first = self._scheduler, plan.rows, plan.num_decode
+        lengths = rows.lengths
+        num_decoded, chunks = sum(lengths[:first]), zip(rows.starts[first:], lengths[first:])
         return {
             "num_decode": first,
             "num_prefill": len(plan.tokens),
-            "num_decode_tokens": sum(lengths[:first]),
+            "num_decode_tokens": num_decoded,
             "num_prefill_tokens": sum(lengths[first:]),
             "num_running": len(scheduler.running),
             "num_waiting": scheduler.num_waiting,
             "num_pages": scheduler.pages.pool.num_used,
+            # of a row with drafts as if each of its tokens saw as many as the first
+            "num_decode_keys": sum(rows.starts[:first]) + num_decoded,
+            "num_prefill_keys": sum(n * start + n * (n + 1) // 2 for start, n in chunks),
         }
 
     def dispatched(self, plan: StepPlan) -> None:

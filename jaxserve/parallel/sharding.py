@@ -30,6 +30,27 @@ class ModelSizes(Protocol):
     def vocab_size(self) -> int: ...
 
 
+def check_divides(devices: int, sizes: ModelSizes) -> None:
+    """Raises ValidationError unless a model can be shared by so many devices.
+
+    Fewer KV heads than devices have been repeated.
+    """
+    for noun, count in (
+        ("attention heads", sizes.num_heads),
+        *(("intermediate dimensions", size) for size in sizes.inner_sizes),
+    ):
+        if count % devices:
+            raise ValidationError(
+                "tensor_parallel_size", devices, f"a divisor of the model's {count} {noun}"
+            )
+    if sizes.num_kv_heads % devices:
+        raise ValidationError(
+            "tensor_parallel_size",
+            devices,
+            f"a divisor or a multiple of the model's {sizes.num_kv_heads} key/value heads",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ShardingRules:
     """Logical axis name -> mesh axis, None where the axis is whole on every device.
@@ -61,20 +82,7 @@ class ShardingRules:
             ValidationError: heads or the MLP cannot be split evenly over the mesh.
         """
         size = mesh.shape["model"]
-        for noun, count in (
-            ("attention heads", sizes.num_heads),
-            *(("intermediate dimensions", size) for size in sizes.inner_sizes),
-        ):
-            if count % size:
-                raise ValidationError(
-                    "tensor_parallel_size", size, f"a divisor of the model's {count} {noun}"
-                )
-        if sizes.num_kv_heads % size:
-            raise ValidationError(
-                "tensor_parallel_size",
-                size,
-                f"a divisor or a multiple of the model's {sizes.num_kv_heads} key/value heads",
-            )
+        check_divides(size, sizes)
         return cls(vocab=None if sizes.vocab_size % size else "model")
 
     def spec(self, axes: Sequence[str | None]) -> PartitionSpec:

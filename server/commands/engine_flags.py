@@ -48,13 +48,17 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
             add_flag(groups[item.reader], EngineConfig, name, short=SHORT.get(name))
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
+def engine_config(args: argparse.Namespace, path: str | None = None) -> EngineConfig:
     """The configuration that the flags describe.
+
+    Args:
+        args: the parsed flags.
+        path: of the model, where it need not be one that can be loaded.
 
     Raises:
         ValidationError: a value that is not allowed, or a model that is neither folder nor id.
     """
-    path = model_path(args)
+    path = path or model_path(args)
     given = {k: v for k, v in vars(args).items() if k in settings_of(EngineConfig)}
     given["model"] = path
     served = tuple(given.get("served_model_name") or ())

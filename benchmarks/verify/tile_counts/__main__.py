@@ -113,7 +113,7 @@ HEADING = (
 
 def main(words: list[str] | None = None) -> int:
     # imported where it is used: the shapes come with the engine
-    from benchmarks.model_shapes import SHAPES
+    from jaxserve.models.known_shapes import SHAPES
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.verify.tile_counts",

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.gpu.roofline import ATTENTION, PRODUCTS, least_by_kind, operations
 from benchmarks.kernel_bench.rows import Ceilings
-from benchmarks.model_shapes import SHAPES
 from jaxserve.models.config_reader import model_config_of
+from jaxserve.models.known_shapes import SHAPES
 
 H200 = Ceilings(copy_gb_s=4200.0, matmul_tflop_s=790.0)
 LLAMA = model_config_of(SHAPES["llama-3-8b"])
