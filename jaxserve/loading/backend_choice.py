@@ -79,12 +79,10 @@ def warn_of_token_scales(
     without = backends_for(replace(config, asked=asked), model, device, integers=None)
     if (chosen.decode, chosen.prefill) != (without.decode, without.prefill):
         logger.warning(
-            "kv_cache_dtype=%s: a scale a token keeps attention on the kernels %s and %s; "
-            "kv_cache_dtype=fp8 is as small, and runs on %s and %s on %s",
+            "kv_cache_dtype=%s: a scale a token keeps attention on the kernels of %s; "
+            "kv_cache_dtype=fp8 is as small, and runs on %s on %s",
             config.asked.kv_cache_dtype,
-            chosen.decode,
-            chosen.prefill,
-            without.decode,
-            without.prefill,
+            " and ".join(dict.fromkeys((chosen.decode, chosen.prefill))),
+            " and ".join(dict.fromkeys((without.decode, without.prefill))),
             device.device_kind,
         )

@@ -42,8 +42,9 @@ def test_int8_pages_on_hopper_are_told_to_attend_by_triton(
 ) -> None:
     folder = str(model_folder("llama_gqa", head_dim=64))
     model = read_model_config(folder)
-    config = resolve(EngineConfig(model=folder, dtype="bfloat16", **settings), model, device)
+    asked = EngineConfig(model=folder, dtype="bfloat16", **settings)
+    config = resolve(asked, model, "gpu", capability=device.compute_capability)
     chosen = backends_for(config, model, device, None)
     warn_of_token_scales(config, model, device, chosen)
     assert len(caplog.records) == warns
-    assert not warns or "fp8 is as small, and runs on mosaic_gpu and mosaic_gpu" in caplog.text
+    assert not warns or "fp8 is as small, and runs on mosaic_gpu on NVIDIA H200" in caplog.text
