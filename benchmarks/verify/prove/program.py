@@ -226,11 +226,17 @@ def copied(hlo: str, sizes: Collection[int]) -> tuple[str, ...]:
         for name, body in bodies.items()
         if name not in fused
         for one in body
-        if one.op not in (*FREE, "while", "conditional", "call")
+        if one.op not in (*FREE, "while", "conditional", "call") and not _fetches(one)
         for kind, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", one.type)
         if "S(" not in layout  # another memory than the device's own: a TPU fetches ahead
         and math.prod(map(int, filter(None, dims.split(",")))) in sizes
     )
+
+
+def _fetches(one: _Instruction) -> bool:
+    """Whether it begins to bring a part of an array into a TPU's own memory, ahead of its use."""
+    made = one.line.split(f" {one.op}(", 1)[0]
+    return one.op.endswith("-start") and "S(" in made
 
 
 def _rounds(kind: str, reader: _Instruction, bodies: dict[str, list[_Instruction]]) -> bool:

@@ -129,6 +129,13 @@ def test_a_weight_that_is_written_in_a_wider_type_is_found():
     ]
     (found,) = copied(texts[0], {64 * 96})
     assert found.startswith("f32[64,96] by ")
+    ahead = (
+        "ENTRY %main () -> s8[4,8] {\n  %a = ((s8[4,8]{1,0:T(8,128)}), s8[4,8]{1,0:S(1)}, s32[]) "
+    )
+    assert copied(ahead + "slice-start(%w), slice={[0:4]}\n}", {32}) == ()
+    assert copied("ENTRY %main () -> s8[4,8] {\n  %a = s8[4,8]{1,0} copy(%w)\n}", {32}) == (
+        "s8[4,8] by a",
+    )
     assert copied(texts[0], {64 * 95}) == copied(texts[1], {64 * 96}) == ()
 
 
