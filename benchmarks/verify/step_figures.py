@@ -21,6 +21,7 @@ from benchmarks.memory_table import StepProof
 from benchmarks.verify.prove import ended, versions
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 from benchmarks.verify.prove_step import STEPS, Setting, prove_step
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.simulation.devices import DEVICES
 from jaxserve.simulation.step_figures import FILE
 
@@ -29,9 +30,9 @@ SHAPE, LAYERS, NUM_PAGES = "llama-3-8b", 2, 16384
 PROGRAMS = ("decode[64]", "decode[256]", "mixed[256,2048]")
 
 
-def figures_of(step: StepProof) -> dict[str, Any]:
+def figures_of(step: StepProof, shape: StepShape) -> dict[str, Any]:
     """One line of the table."""
-    proof, shape = step.proof, STEPS[step.step.split(" ")[0].replace(", ", ",")]
+    proof = step.proof
     counts, memory = proof.counts, proof.memory
     assert counts is not None and memory is not None
     (cost,) = (one for one in proof.costs if one.source == "shapes")
@@ -52,6 +53,12 @@ def figures_of(step: StepProof) -> dict[str, Any]:
     }
 
 
+def made_by() -> str:
+    """The command and the compilers."""
+    made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return f"python -m benchmarks.verify.step_figures with {made_with}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Compile and write; 0 when all pass, 1 when one fails, 3 when this machine cannot compile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -61,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
     steps: list[StepProof] = []
+    programs: list[dict[str, Any]] = []
     missing: list[str] = []
     for kind in options.device:
         target = DEVICES[kind].target
@@ -69,17 +77,16 @@ def main(arguments: list[str] | None = None) -> int:
         setting = Setting(target, 1, SHAPE, LAYERS, NUM_PAGES * 16 // page_size, page_size)
         try:
             for name in PROGRAMS:
-                steps.append(prove_step(setting, STEPS[name]))
-                print(f"{kind}: {name}: {steps[-1].cpu_seconds:.0f} CPU s", file=sys.stderr)
+                step = prove_step(setting, STEPS[name])
+                steps.append(step)
+                print(f"{kind}: {name}: {step.cpu_seconds:.0f} CPU s", file=sys.stderr)
+                if not step.proof.failures:
+                    programs.append(figures_of(step, STEPS[name]))
+                # after every program: an interrupted run leaves what it has
+                written = {"made_by": made_by(), "programs": programs}
+                options.output.write_text(json.dumps(written, indent=1) + "\n")
         except CompilerMissingError as error:
             missing.append(f"nothing is known of {kind} here: {error}")
-    made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
-    written = {
-        "made_by": f"python -m benchmarks.verify.step_figures with {made_with}",
-        "programs": [figures_of(step) for step in steps if not step.proof.failures],
-    }
-    if written["programs"] and not missing:
-        options.output.write_text(json.dumps(written, indent=1) + "\n")
     return ended([step.proof for step in steps], missing)
 
 

@@ -44,7 +44,7 @@ def report_of(
         "max_concurrent_requests": _most_at_once(served, done),
     }
     for name, values in served.samples(chosen).items():
-        report |= figures_of(name, (1e3 * values).tolist(), percentiles)
+        report |= figures_of(name, 1e3 * values, percentiles)
     if chosen is None:
         gaps = served.gaps
         report |= {

@@ -48,6 +48,10 @@ def table() -> tuple[StepFigures, ...]:
 
 
 def launches(device: str | None, layers: int, prefill: bool) -> int:
-    """Kernels that a step of so many layers launches; 0 where no program is known."""
-    found = [one for one in table() if one.device == device and bool(one.prefill) == prefill]
+    """Kernels that a step of so many layers launches; 0 where no program is known.
+
+    Where the table has no program with a prefill region, one without stands for it.
+    """
+    of_device = [one for one in table() if one.device == device]
+    found = [one for one in of_device if bool(one.prefill) == prefill] or of_device
     return max((one.kernels_once + layers * one.kernels_a_layer for one in found), default=0)

@@ -42,7 +42,7 @@ NUMBERS: dict[str, tuple[type, str]] = {
     "num_priorities": (int, "requests have priorities from 0 below it, in turn"),
     "num_clients": (int, "requests come from so many clients, in turn"),
 }
-SHARES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)  # of the capacity, for --sweep
+SHARES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)  # of the capacity, for --sweep
 
 
 def register(subparsers: Any) -> None:

@@ -57,7 +57,7 @@ def test_compilers_count_what_the_sums_say(figures):
     lanes = 32 if figures.prefill else 0
     rows += [Row(0, figures.prefill // lanes)] * lanes if lanes else []
     assert figures.flops == pytest.approx(flops_of(config, rows, figures.rows + lanes), rel=0.01)
-    assert figures.kernels_a_layer < 40 and figures.kernels_once < 120
+    assert figures.kernels_a_layer < 60 and figures.kernels_once < 120
 
 
 def test_every_device_has_figures():
