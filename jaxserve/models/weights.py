@@ -39,6 +39,7 @@ from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
 from jaxserve.models.store import restore_model
 from jaxserve.models.weight_plan import Plan, plan_weights, source_place
+from jaxserve.parallel.mesh import is_divided
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.parallel.spread import Spread
 
@@ -191,7 +192,7 @@ def abstract_model(
     if plan is None:
         plan = plan_weights(config, form, dtype, None)
     rules = ShardingRules.for_model(mesh, config)
-    if mesh.size > 1:
+    if is_divided(mesh.size):
         form = replace(form, spread=Spread(mesh, rules))
 
     def make() -> Any:

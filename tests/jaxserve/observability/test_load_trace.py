@@ -35,7 +35,7 @@ def group(name: str, prompt: list[int], arrival: float, client: str = "", n: int
 
 def output(tokens: dict[str, int], number: int, fetched: float, first=()) -> StepOutput:
     record = StepRecord(
-        number, fetched - 0.03, fetched - 0.02, fetched, *[0.001] * 5, 0.02, 1, 1, 1, 7, 2, 0, 5, 0,
+        number, fetched - 0.03, fetched - 0.02, fetched, *[0.001] * 5, 0.02, 1, 1, 1, 7, 2, 0, 5,
         num_decode_keys=11, num_prefill_keys=28,
     )  # fmt: skip
     return StepOutput(
