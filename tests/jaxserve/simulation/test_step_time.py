@@ -57,7 +57,9 @@ def test_compilers_count_what_the_sums_say(figures):
     lanes = 32 if figures.prefill else 0
     rows += [Row(0, figures.prefill // lanes)] * lanes if lanes else []
     assert figures.flops == pytest.approx(flops_of(config, rows, figures.rows + lanes), rel=0.01)
-    assert figures.kernels_a_layer < 60 and figures.kernels_once < 120
+    # XLA's copies around the kernels of a TPU are kernels too
+    a_layer, once = (80, 200) if figures.device.startswith("v") else (40, 120)
+    assert figures.kernels_a_layer < a_layer and figures.kernels_once < once
 
 
 def test_every_device_has_figures():
