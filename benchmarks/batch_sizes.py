@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.extras import require
-from benchmarks.model_shapes import SHAPES, write_config
+from benchmarks.model_shapes import write_config
 from benchmarks.peers import __main__ as peers
 from checkpoints import bundled_model_path
+from jaxserve.models.known_shapes import SHAPES
 
 PAGE_SIZE = 16
 DUMMY = {"load_format": "dummy"}

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.devices import compare
 from benchmarks.isolated import Inline, WorkerError
-from benchmarks.model_shapes import SHAPES
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
+from jaxserve.models.known_shapes import SHAPES
 
 ABSENT_TPUS = ("v5e", "v5p", "v6e")
 

@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model_shapes import SHAPES, write_config
+from benchmarks.model_shapes import write_config
 from jaxserve.config.engine_config import QUANTIZATIONS, EngineConfig
+from jaxserve.models.known_shapes import SHAPES
 
 SIZES: dict[str, Any] = {
     "skip_tokenizer_init": True,

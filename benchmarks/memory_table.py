@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.verify.prove import Proof, device_memory, device_name, versions
+from jaxserve.bench.measure import commit
 
 COLUMNS = (
     "step",
@@ -95,7 +96,8 @@ def _row(step: StepProof) -> str:
 def memory_document(steps: Sequence[StepProof]) -> str:
     """The document: a table a model."""
     made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
-    lines = [TEXT, f"Made by `python -m benchmarks.verify.prove_step` with {made_by}."]
+    made_by += f", at commit {commit()}"
+    lines = [TEXT, f"Made by `python -m benchmarks.verify.prove_step --full` with {made_by}."]
     models = dict.fromkeys((step.shape, step.layers, step.devices) for step in steps)
     for shape, layers, devices in models:
         parallel = f", tensor parallel over {devices}" if devices > 1 else ""

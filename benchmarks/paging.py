@@ -22,12 +22,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model_shapes import SHAPES, write_config
+from benchmarks.model_shapes import write_config
 from jaxserve import LLM
 from jaxserve.bench.measure import environment
 from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.workloads import WorkItem, random_tokens
 from jaxserve.errors import ValidationError
+from jaxserve.models.known_shapes import SHAPES
 from jaxserve.observability.engine_gauges import memory_gauges
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.load_memory import peak_bytes
-from benchmarks.model_shapes import SHAPES, write_config
+from benchmarks.model_shapes import write_config
 from jaxserve.config.engine_config import EngineConfig
+from jaxserve.models.known_shapes import SHAPES
 
 ONLINE = ("int8",)
 FORMATS = ("safetensors", "orbax")

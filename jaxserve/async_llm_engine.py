@@ -13,11 +13,11 @@ from typing import Any
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.messages import Action
 from jaxserve.client.input_processor import Params, Prompt
-from jaxserve.client.sleep import Sleep, check_tags
+from jaxserve.client.sleep import ABORT, KEEP, MODES, WAIT, Sleep, check_mode, check_tags
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.profiler_config import FOLDER, ProfilerConfig
-from jaxserve.config.settings import Integer, OneOf
+from jaxserve.config.settings import Integer
 from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.observability.profiler_trace import Profile
 from jaxserve.outputs import PoolingRequestOutput, RequestOutput
@@ -26,8 +26,6 @@ from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 POLL_S = 0.02
-ABORT, WAIT, KEEP = "abort", "wait", "keep"
-MODES = OneOf((ABORT, WAIT, KEEP))
 PAUSED = "the engine is paused, or sleeps"
 SCHEDULING = "scheduling"  # a tag of `wake_up` beside those of memory
 
@@ -230,8 +228,8 @@ class AsyncLLMEngine:
             EngineDeadError: the engine has ended.
         """
         Integer(0, 2).checked("level", level)
-        if level and mode == KEEP:
-            raise ValidationError("mode", mode, f"{ABORT} or {WAIT}: pages are freed")
+        if level:
+            check_mode(mode)
         MODES.checked("mode", mode)
         async with self._turn():
             await self._pause(mode, clear_cache=level != 0)

@@ -20,7 +20,7 @@ from jaxserve.client.engine_client import LocalClient
 from jaxserve.client.input_processor import PreparedRequest, Prompt
 from jaxserve.client.pair_prompts import PairText, scoring_params
 from jaxserve.client.similarity import check_scores, pair_up, score
-from jaxserve.client.sleep import Sleep
+from jaxserve.client.sleep import ABORT, Sleep, check_mode
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.engine_config import EngineConfig
@@ -184,27 +184,32 @@ class LLM(Pictures):
         """The values of `/metrics` as plain objects: `Counter`, `Gauge` and `Histogram`."""
         return metric_values(self.client.metrics.registry)
 
-    def start_profile(self, folder: str | None = None) -> None:
+    def start_profile(
+        self, folder: str | None = None, *, profile_prefix: str | None = None
+    ) -> None:
         """Begin to record the work of host and device; raises ValidationError if one is recorded.
 
         Args:
             folder: None: `profiler_config`'s, or "jaxserve-profile".
+            profile_prefix: a folder for this record, in that one.
         """
-        self._profile.start(folder or self._profile_folder)
+        self._profile.start(Path(folder or self._profile_folder, profile_prefix or ""))
 
     def stop_profile(self) -> Path:
         """End the recording; a file for https://ui.perfetto.dev."""
         return self._profile.stop()
 
-    def sleep(self, level: int = 1) -> None:
+    def sleep(self, level: int = 1, mode: str = ABORT) -> None:
         """Give the device memory away; programs stay compiled. What the prefix cache had is gone.
 
         Args:
             level: 1 keeps the weights in host memory, 2 reads them again at `wake_up`.
+            mode: "abort" or "wait", as of `AsyncLLMEngine.sleep`: no request runs meanwhile.
 
         Raises:
-            ValidationError: another level, or requests run.
+            ValidationError: another level or mode, or requests run.
         """
+        check_mode(mode)
         self._sleep.sleep(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
@@ -558,13 +563,16 @@ class LLM(Pictures):
         params: BeamSearchParams,
         lora_request: LoRARequest | None = None,
         use_tqdm: Bar = False,
+        concurrency_limit: int | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[BeamSearchOutput]:
         """The most likely continuations of each prompt, the best first.
 
         Args:
             prompts: as for `generate`.
             params: of all prompts.
-            lora_request, use_tqdm: as for `generate`.
+            lora_request, use_tqdm, priority: as for `generate`.
+            concurrency_limit: vLLM's, passed over: searches share the engine's slots.
 
         Raises:
             ValidationError: as `generate`; also for a `beam_width` that `max_logprobs` forbids.
@@ -573,9 +581,11 @@ class LLM(Pictures):
         if not isinstance(params, BeamSearchParams):
             raise ValidationError("params", params, "BeamSearchParams")
         self._check_ready(lora_request)
-        queueing = Queueing(time.monotonic())
+        items, now = list_of_prompts(prompts), time.monotonic()
+        urgency = one_a_prompt("priority", 0 if priority is None else priority, int, len(items))
         prepared = [
-            self._requests.prepare(prompt, params, queueing) for prompt in list_of_prompts(prompts)
+            self._requests.prepare(prompt, params, Queueing(now, urgent))
+            for prompt, urgent in zip(items, urgency, strict=True)
         ]
         return [self._beams(output, params) for output in self._requests.run(prepared, use_tqdm)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.client.input_processor import Params, Prompt
@@ -46,6 +47,7 @@ class LLMEngine(LLM):
         params: Params,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         *,
         priority: int = 0,
     ) -> str:
@@ -57,6 +59,7 @@ class LLMEngine(LLM):
             params: `SamplingParams` or `PoolingParams`.
             arrival_time: seconds of `time.time()`, not in the future; None: now.
             lora_request: None.
+            tokenization_kwargs: as of `LLM.generate`.
             priority: the smallest goes first, with `scheduling_policy="priority"`.
 
         Raises:
@@ -72,7 +75,8 @@ class LLMEngine(LLM):
         if waited < 0:
             raise ValidationError("arrival_time", arrival_time, "a time.time() that is past")
         queueing = Queueing(time.monotonic() - waited, priority)
-        prepared = self.client.prepare(prompt, params, request_id, queueing)
+        tokens = self._tokenization(tokenization_kwargs).apply(prompt, self.client)
+        prepared = self.client.prepare(tokens, params, request_id, queueing)
         self.client.admit([prepared])
         self.client.add(prepared)
         self._unfinished[request_id] = isinstance(params, PoolingParams)

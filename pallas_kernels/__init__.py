@@ -6,7 +6,7 @@ for by name.
 """
 
 from pallas_kernels.backends.record import Tuning
-from pallas_kernels.coverage import AttentionShape
+from pallas_kernels.coverage import AttentionShape, PageFacts
 from pallas_kernels.devices import Backends, choose_backends, choose_matmul_backend, require_backend
 from pallas_kernels.errors import KernelError
 from pallas_kernels.kept_threshold import kept_threshold
@@ -40,6 +40,7 @@ __all__ = [
     "Int4Weight",
     "Int8Weight",
     "KernelError",
+    "PageFacts",
     "PrefillLanes",
     "QuantizedWeight",
     "ScaledPages",

@@ -26,6 +26,7 @@ class AttentionShape:
         pool_dtype: element type of the pages; uint16 and uint8 stand for what their bits hold.
         query_dtype: type of the queries.
         kv_heads: KV heads of one device.
+        head_rows: rows of the pool that a head is, see `paged_decode_attention`.
         token_scales: whether 8-bit pages have a scale a token and KV head, see `write_kv_scaled`;
             otherwise one for the whole pool.
     """
@@ -36,24 +37,44 @@ class AttentionShape:
     pool_dtype: np.dtype | None = None
     query_dtype: np.dtype | None = None
     kv_heads: int | None = None
+    head_rows: int | None = None
     token_scales: bool = False
 
     @staticmethod
     def of(q: jax.Array, kv_pages: jax.Array, k_scale: jax.Array | None = None) -> AttentionShape:
         """The facts of q [rows, H, D] or [rows, Q, H, D], and of kv_pages and their scale.
 
-        kv_pages are [NP, page_size, 2, KVH, D].
+        kv_pages are [NP, page_size, 2, KVH, D], or have several rows a head.
         """
-        _, page_size, _, kv_heads, head_dim = kv_pages.shape
+        _, page_size, _, rows, width = kv_pages.shape
+        heads, head_dim = q.shape[-2:]
+        head_rows = head_dim // width
         return AttentionShape(
             head_dim=head_dim,
             page_size=page_size,
-            group=q.shape[-2] // kv_heads,
+            group=heads * head_rows // rows,
             pool_dtype=jnp.dtype(kv_pages.dtype),
             query_dtype=jnp.dtype(q.dtype),
-            kv_heads=kv_heads,
+            kv_heads=rows // head_rows,
+            head_rows=head_rows,
             token_scales=k_scale is not None and k_scale.ndim > 0,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PageFacts:
+    """What the size of a pool on one device follows from, but for the number of its pages.
+
+    Attributes:
+        rows: of keys and values of a page: tokens, both, KV heads of one device, and all layers
+            that have a place in the page.
+        head_dim: elements of a row.
+        itemsize: bytes of an element.
+    """
+
+    rows: int
+    head_dim: int
+    itemsize: int
 
 
 def refused(field: str, value: Any, allowed: Sequence[Any], unit: str = "") -> KernelError | None:

@@ -15,8 +15,9 @@ from pallas_kernels.backends.record import (
     HOPPER,
     OTHER_NVIDIA,
     TPU,
+    Implementation,
 )
-from pallas_kernels.coverage import AttentionShape
+from pallas_kernels.coverage import AttentionShape, PageFacts
 from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
 from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning, generation
@@ -50,6 +51,7 @@ class Backends:
             None compiles them.
         linear: for linear.
         head_dim_multiple: heads are stored padded with zeros to a multiple of so many elements.
+        head_rows: rows of the pool that a head is.
         decode_and_write: for paged_decode_and_write, which a step calls in place of the two for
             its decode rows; None where the two are called.
         rotate_and_write: for rotate_and_write, in place of split_rotate and write_kv; None where
@@ -70,6 +72,7 @@ class Backends:
     interpret: Any = None
     linear: str = "xla"
     head_dim_multiple: int = 1
+    head_rows: int = 1
     decode_and_write: str | None = None
     rotate_and_write: str | None = None
     residual_norm: str | None = None
@@ -84,16 +87,37 @@ class Backends:
         return self.residual_norm is not None
 
     def sharded(self) -> Backends:
-        """The choice where the linear layers are divided over devices.
+        """The choice where each of several devices multiplies its part of the weights.
 
-        XLA divides its own products, and would gather the weights for others.
+        The native kernels of a CPU keep quantised weights in blocks of outputs, which are not
+        divided.
         """
-        if (self.linear, self.experts, self.matmul) == ("xla", "xla", ("xla",)):
+        if self.linear != "native" and self.experts != "native":
             return self
         reason = f"{self.reason}; sharded linear layers run on xla"
-        return replace(
-            self, linear="xla", matmul=("xla",), experts="xla", residual_norm=None, reason=reason
-        )
+        return replace(self, linear="xla", experts="xla", reason=reason)
+
+    def most_pages(self, page: PageFacts, wanted: int) -> int:
+        """How many pages of a pool all kernels address rightly, up to a wanted number."""
+        for one in self._of_pages():
+            wanted = min(wanted, one.most_pages(page, wanted))
+        return wanted
+
+    @property
+    def table_entries(self) -> int | None:
+        """How many entries a page table [rows, pages] of the kernels may have; None: any number."""
+        limits = (one.table_entries for one in self._of_pages())
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _of_pages(self) -> list[Implementation]:
+        """The implementations that read or write pages by themselves."""
+        names = {
+            "decode": self.decode,
+            "prefill": self.prefill,
+            "decode_and_write": self.decode_and_write,
+            "rotate_and_write": self.rotate_and_write,
+        }
+        return [resolve(operation, name) for operation, name in names.items() if name]
 
     def stored_head_dim(self, head_dim: int) -> int:
         """The head_dim of the page pool for a model's."""
@@ -226,6 +250,7 @@ def choose_backends(
         return next((name for name in names if _refusal(operation, name, judged) is None), None)
 
     decode, prefill, write_kv, linear = map(first, ("decode", "prefill", "write_kv", "linear"))
+    attention = ("decode", decode), ("prefill", prefill)
     if "native" in (decode, prefill, linear):
         notes.append(native.availability().reason)
     return Backends(
@@ -236,6 +261,7 @@ def choose_backends(
         reason="; ".join([f"{device_kind} is {family}", *notes]),
         tuning=chip_tuning(device_kind, capability),
         head_dim_multiple=multiple,
+        head_rows=max(_head_rows(operation, name, judged) for operation, name in attention),
         decode_and_write=together("decode_and_write"),
         rotate_and_write=together("rotate_and_write"),
         residual_norm=together("residual_norm") if linear == "gpu" else None,
@@ -307,6 +333,11 @@ def _as_stored(shape: AttentionShape, head_dim_multiple: int) -> AttentionShape:
         return shape
     stored = -(-shape.head_dim // head_dim_multiple) * head_dim_multiple
     return replace(shape, head_dim=stored)
+
+
+def _head_rows(operation: str, backend: str, shape: AttentionShape) -> int:
+    wanted = resolve(operation, backend).head_rows
+    return 1 if wanted is None else wanted(shape)
 
 
 def _refusal(operation: str, backend: str, shape: AttentionShape) -> KernelError | None:

@@ -75,6 +75,12 @@ def scales_shape(pool_shape: tuple[int, ...]) -> tuple[int, ...]:
     return pages, kv_heads, page_size
 
 
+def whole_heads(kv_pages: jax.Array, head_dim: int) -> jax.Array:  # [NP, page_size, 2, KVH, D]
+    """A pool whose heads may be several rows, as one with a row a head."""
+    *of_token, rows, width = kv_pages.shape
+    return kv_pages.reshape(*of_token, rows * width // head_dim, head_dim)
+
+
 def is_scale(scale: jax.Array, whole: tuple[int, ...]) -> bool:
     """Whether an array is one scale, or the scales of tokens of that shape."""
     if scale.shape == ():

@@ -40,23 +40,39 @@ class PageView:
     matrices [rows, D]. Where keys and values share tiles they are the same matrix, with rows of
     keys and values in turn: the weight of a value is then `shift` rows behind that of its key.
 
+    A head wider than a row of 128 lanes may be several rows (`head_rows`): in tiles of fewer than 8
+    rows XLA would store its lanes in an order that no kernel sees without a copy.
+
     Attributes:
         order: order of the axes in memory.
         page_size: tokens a page.
-        kv_heads: KV heads.
-        head_dim: size of a head.
+        kv_heads: rows of the keys of a token: KV heads, times `head_rows`.
+        head_dim: size of a row.
+        head_rows: rows of a head, neighbours on the axis of heads.
     """
 
     order: Order
     page_size: int
     kv_heads: int
     head_dim: int
+    head_rows: int = 1
 
     @staticmethod
-    def of(kv_pages: jax.Array) -> PageView:
-        """The view of a pool [NP, page_size, 2, KVH, D]."""
-        _, page_size, _, kv_heads, head_dim = kv_pages.shape
-        return PageView(memory_order(kv_heads, kv_pages.dtype), page_size, kv_heads, head_dim)
+    def of(kv_pages: jax.Array, head_dim: int) -> PageView:
+        """The view of a pool [NP, page_size, 2, KVH, D], or of one with several rows a head."""
+        _, page_size, _, rows, width = kv_pages.shape
+        order = memory_order(rows, kv_pages.dtype)
+        return PageView(order, page_size, rows, width, head_dim // width)
+
+    @property
+    def heads(self) -> int:
+        """KV heads."""
+        return self.kv_heads // self.head_rows
+
+    @property
+    def row_distance(self) -> int:
+        """Rows of a matrix of keys or values from a row of a head to the next row of it."""
+        return {Order.HEADS: self.page_size, Order.PAIRS: 2}.get(self.order, 1)
 
     @property
     def separate(self) -> bool:

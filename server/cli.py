@@ -33,9 +33,11 @@ COMMANDS = {
     "quantize": "server.commands.quantize",
     "bench": "jaxserve.bench.commands",
     "tune": "jaxserve.bench.tune",
+    "simulate": "server.commands.simulate",
+    "plan": "server.commands.plan",
     "calibrate-kv": "server.commands.calibrate_kv",
 }
-NAMED = ("bench", "tune")  # in their errors
+NAMED = ("bench", "tune", "simulate", "plan")  # in their errors
 
 
 class Parser(FlexibleArgumentParser):

@@ -26,6 +26,7 @@ from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import JaxServeError
 from jaxserve.observability.json_log import JSON
 from jaxserve.observability.process_collector import usable_cpus
+from jaxserve.observability.trace_recorder import TraceRecorder
 from server.admission import Admission
 from server.app import create_app
 from server.commands.edge_flags import allowed_hosts
@@ -91,6 +92,9 @@ def serve(
     # the event loop asks for the interpreter at each event, and would wait so long for a thread
     sys.setswitchinterval(SWITCH_S)
     engine = AsyncEngine(config, start=False, isolation=isolation, early=early)
+    recorder = None
+    if args.record_trace is not None:
+        recorder = engine.client.recorder = TraceRecorder(Path(args.record_trace))
     app = create_app(
         engine,
         allowed_origins=args.allowed_origins,
@@ -123,6 +127,8 @@ def serve(
     finally:
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)
+        if recorder is not None:
+            recorder.close()
     return server.exit_code
 
 

@@ -17,6 +17,7 @@ import pytest
 from checkpoints import bundled_model_path
 from server.cli import build_parser
 from tests.hub_server import serve_hub
+from tests.load_traces import write_trace
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -183,6 +184,12 @@ def test_the_command_runs(command: str, tmp_path: Path) -> None:
         policy = {"attention": "int8-dynamic", "mlp": "int8-static"}
         (tmp_path / "policy.json").write_text(json.dumps(policy))
     places["TEXT"], places["POLICY"] = str(tmp_path / "text.txt"), str(tmp_path / "policy.json")
+    if "TRACE" in command:
+        places["TRACE"] = str(write_trace(tmp_path / "trace.jsonl"))
+    if "shortest_first.py" in command:
+        (policy,) = blocks(ROOT / "docs" / "planning.md", "python")
+        (tmp_path / "shortest_first.py").write_text(policy)
+        places["shortest_first.py"] = str(tmp_path / "shortest_first.py")
     places["OUT"], places["IN"] = str(tmp_path / "out"), str(tmp_path / "in")
     (asked,) = blocks(ROOT / "docs" / "apis.md", "json")
     (tmp_path / "in").write_text(asked)

@@ -57,6 +57,7 @@ FLOORS = (
     "evaluation",
     "jobs",
     "bench",
+    "simulation",
     "vllm_paths",
     "ROOT:__main__",
 )
@@ -256,3 +257,14 @@ def test_tests_use_the_engine_by_its_public_ways() -> None:
     names = {"_engine", "_inputs", "_outputs", "_step", "_commands", "_streams", "_processor"}
     found = [reach for path in sources("tests") for reach in private_reaches(path)]
     assert [reach for reach in found if reach.split(".")[-1] in names] == []
+
+
+def test_the_loop_is_a_page_and_knows_no_feature() -> None:
+    """Beam searches alone read what a feature tells: they decide which sequences there are."""
+    text = (ROOT / "jaxserve/engine/loop.py").read_text()
+    assert len(text.splitlines()) <= 300
+    folder = ROOT / "jaxserve/execution/features"
+    base = {"__init__", "feature", "own_features", "traced"}
+    names = {path.stem for path in folder.glob("*.py")} - base - {"logprobs"}
+    assert [name for name in names if re.search(rf"\b{name}\b", text, re.IGNORECASE)] == []
+    assert "execution.features" not in text and text.lower().count("logprobs") == 2

@@ -21,10 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model_shapes import SHAPES, write_config
+from benchmarks.model_shapes import write_config
 from checkpoints import bundled_model_path
 from jaxserve import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jaxserve.bench.measure import describe, environment
+from jaxserve.models.known_shapes import SHAPES
 
 ROWS = 32
 PROMPT = "Tell me about the sum of two and three."

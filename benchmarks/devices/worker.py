@@ -13,10 +13,11 @@ from benchmarks.isolated import serve
 from benchmarks.kernel_bench.bench import make_bench
 from benchmarks.kernel_bench.cases import from_request
 from benchmarks.kernel_bench.worker import measure
-from benchmarks.model_shapes import SHAPES, write_config
+from benchmarks.model_shapes import write_config
 from jaxserve import LLM
 from jaxserve.bench.measure import run_workload
 from jaxserve.bench.workloads import fixed
+from jaxserve.models.known_shapes import SHAPES
 
 
 def engine(request: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 import traceback
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -28,8 +29,7 @@ from benchmarks.device_run import (
     results_folder,
     write_files,
 )
-from benchmarks.gpu import advice
-from benchmarks.gpu.sections import EVERY, PARTS, SECTIONS, Several, Single, Table
+from benchmarks.gpu.sections import ALL, EVERY, PARTS, SECTIONS, Several, Single, Table
 from benchmarks.gpu.setting import Section, bare_setting
 from benchmarks.gpu.worker import Answers, answer_section
 from benchmarks.isolated import Inline, WorkerError, describe
@@ -41,6 +41,7 @@ from benchmarks.kernel_bench.tuning import KINDS, table_row
 EXIT_NO_GPU = 3
 BUDGET_S = 450  # of a call of eight minutes, the last kill and the machine's start left out
 END_S = 15  # left for the last report
+BUNDLE = "gpu_check.zip"  # the results of all parts that are in the folder, as one file
 
 Results = dict[str, dict[str, Any]]
 
@@ -131,10 +132,6 @@ class Check:
                 for target, (met, missed) in verdicts_by_target(rows).items()
             ]
             section.failures = failures_of(rows)
-            for row in rows:
-                if row.us is not None:
-                    what = f"us {row.case['operation']} {row.label}: {row.candidate}"
-                    self.shared[what] = row.us
             progress(section)
 
         torch = wanted.peers and not self.dry_run
@@ -232,29 +229,31 @@ def chosen(only: list[str], part: str | None) -> list[str]:
 
 
 class Pages:
-    """The files of a run: its results by section, its report, and the advice of all parts there.
+    """The files of a run: its results by section, its report, and a copy of all parts' files.
 
     Args:
-        folder: the folder of the files.
-        part: one of PARTS, or advice.ALL.
+        folder: the folder of the files, which all parts share.
+        part: one of PARTS, or ALL.
         kind: the device's kind, as JAX names it.
         dry_run: noted in the report.
+        copy_to: where BUNDLE and the report are put as well; None: nowhere.
     """
 
-    def __init__(self, folder: Path, part: str, kind: str, dry_run: bool):
+    def __init__(
+        self, folder: Path, part: str, kind: str, dry_run: bool, copy_to: Path | None = None
+    ):
         self._folder, self._part, self._kind, self._dry_run = folder, part, kind, dry_run
+        self._copy_to = copy_to
         self.results: Results = {}
         folder.mkdir(parents=True, exist_ok=True)
 
-    def reports(self) -> dict[str, advice.Report]:
-        """The parts that ran on this kind of device, by name."""
-        found = advice.reports_in([self._folder])
-        return {part: read for part, read in found.items() if read["device"] == self._kind}
-
     def facts(self) -> dict[str, float]:
-        """The figures of the other parts, beside which this one's are told."""
-        reports = self.reports().values()
-        return {name: value for one in reports for name, value in one["facts"].items()}
+        """The figures of the parts that ran on this kind of device, beside which this one's are
+        told."""
+        files = [self._folder / f"gpu_check-{part}.json" for part in (*PARTS, ALL)]
+        reports = [json.loads(file.read_text()) for file in files if file.is_file()]
+        mine = [one["facts"] for one in reports if one["device"] == self._kind]
+        return {name: value for facts in mine for name, value in facts.items()}
 
     def write(self, facts: dict[str, float]) -> None:
         """All of them, from everything so far; a reader never sees half a file."""
@@ -263,7 +262,18 @@ class Pages:
         page = markdown(self._kind, self._dry_run, self.results)
         texts = {f"{stem}.json": json.dumps(told, indent=1), f"{stem}.md": page}
         write_files(self._folder, texts)
-        write_files(self._folder, {"advice.md": advice.page(self.reports())})
+        if self._copy_to is not None:
+            write_files(self._copy_to, {f"{stem}.md": page})
+            self.bundle(self._copy_to)
+
+    def bundle(self, folder: Path) -> None:
+        """BUNDLE in a folder: every file of every part, whichever run wrote it."""
+        partial = folder / f".{BUNDLE}.partial"
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(self._folder.iterdir()):
+                if file.is_file() and not file.name.startswith(".") and file.name != BUNDLE:
+                    archive.write(file, file.name)
+        partial.replace(folder / BUNDLE)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -279,6 +289,11 @@ def parser() -> argparse.ArgumentParser:
         choices=PARTS,
         help="A: smoke cases and anchors; B: the decode step; C: correctness, then tuning; "
         "rest: everything else",
+    )
+    made.add_argument(
+        "--copy-to",
+        type=Path,
+        help=f"folder for {BUNDLE}, the results of all parts so far, and this part's report",
     )
     return made
 
@@ -313,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
         device.close()
         return EXIT_NO_GPU
     folder = folder_of(options, kind)
-    pages = Pages(folder, options.part or advice.ALL, kind, options.dry_run)
+    pages = Pages(folder, options.part or ALL, kind, options.dry_run, options.copy_to)
     check.shared |= pages.facts()
 
     def keep(name: str, begin: float, section: Section) -> None:
@@ -341,7 +356,6 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"  FAILED: {failure}", flush=True)
     device.close()
     print(f"\n{markdown(kind, options.dry_run, pages.results)}\nwritten to {folder}")
-    print(f"\n{(folder / 'advice.md').read_text()}")
     failed = [name for name, result in pages.results.items() if result["failures"]]
     if failed:
         print(f"FAILED: {', '.join(failed)}", file=sys.stderr)

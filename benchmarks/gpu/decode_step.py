@@ -23,6 +23,7 @@ from unittest import mock
 from benchmarks.device_busy import BUSY_TARGET, measure_busy
 from benchmarks.device_trace import NoTraceError, traced
 from benchmarks.gpu.engine import TINY, begin_decoding, make_llm
+from benchmarks.gpu.engine_kinds import KINDS, PLAIN, Kind
 from benchmarks.gpu.kernel_classes import by_class
 from benchmarks.gpu.roofline import least_by_kind, operations
 from benchmarks.gpu.setting import Section, Setting
@@ -46,9 +47,12 @@ STEPS = tuple(
     f"{LLAMA_3} {case}"
     for case in (
         f"{FILTERED} 64", f"{FILTERED} 16", f"{FILTERED} 1", f"{FILTERED} 256",
-        f"{GREEDY} 64", f"{UNGRAPHED} 64",
     )
 )  # fmt: skip
+# one step of each kind of engine, of fewer layers: most of its time would be compilation
+OF_KINDS = tuple(f"{kind.shape or LLAMA_3} {name} 64" for name, kind in KINDS.items())
+KIND_LAYERS = 8
+OTHER_STEPS = tuple(f"{LLAMA_3} {case} 64" for case in (GREEDY, UNGRAPHED))
 MIXES = (f"{LLAMA_3} {MIXED} {MIXED_SLOTS}",)
 OLDER = (f"{LLAMA_2} {FILTERED} 16", f"{LLAMA_2} {FILTERED} 64")
 DRY_SHAPE, DRY_ROWS = "llama-125m", 2
@@ -57,7 +61,7 @@ SAMPLING = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}  # of filtered reque
 NO_GRAPHS = {"xla_gpu_enable_command_buffer": "", "xla_gpu_graph_min_graph_size": str(2**31 - 1)}
 LENGTH = 128  # tokens of a prompt and of an output
 MAX_MODEL_LEN = 512
-PAGE_SIZE = device_defaults("gpu").page_size
+PAGE_SIZE = device_defaults("gpu", "9.0").page_size  # Hopper's on every GPU: one set of proofs
 ALL = 1000  # programs
 TIMED_STEPS, TRACED_STEPS = 48, 8
 WAIT_STEPS = 4  # after the prompts: the first decode steps may still be one program larger
@@ -75,7 +79,7 @@ class Case(NamedTuple):
     rows: int
 
     @staticmethod
-    def of(text: str) -> Case:
+    def parsed(text: str) -> Case:
         """From "shape kind rows"."""
         shape, kind, rows = text.split()
         return Case(shape, kind, int(rows))
@@ -84,6 +88,16 @@ class Case(NamedTuple):
     def program(self) -> StepShape:
         """Of its decode steps."""
         return StepShape(self.rows, 0, 0, FAST, 0)
+
+    @property
+    def of(self) -> Kind:
+        """The kind of its engine."""
+        return KINDS.get(self.kind, PLAIN)
+
+    @property
+    def engine(self) -> str:
+        """The name of its engine: cases with the same one share it."""
+        return f"{self.shape} {self.kind}" if self.kind in KINDS else self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +122,10 @@ class Bed:
 
 def cases(setting: Setting, every: tuple[str, ...]) -> list[str]:
     """Shape, kind and rows of every case; in a dry run one of each kind."""
-    kinds = dict.fromkeys(Case.of(case).kind for case in every)
-    return setting.pick(list(every), [f"{DRY_SHAPE} {kind} {DRY_ROWS}" for kind in kinds])
+    kinds = dict.fromkeys(Case.parsed(case).kind for case in every)
+    tiny = {kind: KINDS[kind].shape if kind in KINDS else None for kind in kinds}
+    dry = [f"{shape or DRY_SHAPE} {kind} {DRY_ROWS}" for kind, shape in tiny.items()]
+    return setting.pick(list(every), dry)
 
 
 def measured_shapes(wanted: list[StepShape], found: list[Case]) -> list[StepShape]:
@@ -178,9 +194,9 @@ def rate_key(shape: str, batch: int | str) -> str:
     return f"tok_s {shape} {batch}"
 
 
-def step_key(case: str, part: str = STEP) -> str:
-    """The key of the milliseconds of a part of a case's step, for later sections and the advice."""
-    return f"ms {case}: {part}"
+def step_key(case: str) -> str:
+    """The key of the milliseconds of a case's step, for later sections."""
+    return f"ms {case}: {STEP}"
 
 
 def step_seconds(client: EngineClient, steps: int) -> float:
@@ -212,29 +228,40 @@ def too_fast(what: str, least: float, seconds: float) -> list[str]:
     ]
 
 
-def bed_of(setting: Setting, shape: str, every: list[Case]) -> Bed:
-    """The engine of a section's cases; the first of them makes it."""
-    if shape not in setting.held:
+def bed_of(setting: Setting, case: Case, every: list[Case]) -> Bed:
+    """The engine of a case and of those of its section that share it; the first one makes it."""
+    if case.engine not in setting.held:
+        while setting.held:  # another one's memory is needed
+            setting.held.popitem()[1].close()
+        every = [other for other in every if other.engine == case.engine]
         slots = max(2, *(case.rows for case in every))
         seconds: dict[str, float] = {}
-        with tempfile.TemporaryDirectory() as name, compiling_only(every, seconds):
+        layers = {"num_hidden_layers": KIND_LAYERS} if case.kind in KINDS else {}
+        overrides = setting.pick(layers, TINY | case.of.tiny)
+        with (
+            tempfile.TemporaryDirectory() as name,
+            compiling_only(every, seconds),
+            case.of.made(),
+        ):
             llm = make_llm(
-                write_config(shape, Path(name), **setting.pick({}, TINY)),
+                write_config(case.shape, Path(name), **overrides),
+                **case.of.settings,
                 max_num_seqs=slots,
                 max_model_len=MAX_MODEL_LEN,
+                block_size=PAGE_SIZE,
                 # every slot at its longest, and the trash page; to plan it would cost a compilation
                 num_pages=slots * MAX_MODEL_LEN // PAGE_SIZE + 1,
                 compile_ahead=ALL,
             )
-        setting.held[shape] = Bed(llm, seconds)
-    return setting.held[shape]
+        setting.held[case.engine] = Bed(llm, seconds)
+    return setting.held[case.engine]
 
 
 def decode_step(setting: Setting, text: str, every: tuple[str, ...]) -> Section:
     """One case; the engine is dropped where it fails, since it may hold half of a workload."""
-    case = Case.of(text)
-    new = case.shape not in setting.held
-    bed = bed_of(setting, case.shape, [Case.of(other) for other in cases(setting, every)])
+    case = Case.parsed(text)
+    new = case.engine not in setting.held
+    bed = bed_of(setting, case, [Case.parsed(other) for other in cases(setting, every)])
     try:
         if case.kind == MIXED:
             section = mixed(setting, bed.llm, text, case)
@@ -244,15 +271,17 @@ def decode_step(setting: Setting, text: str, every: tuple[str, ...]) -> Section:
         else:
             section = steady(setting, bed.llm, text, case)
     except BaseException:
-        setting.held.pop(case.shape).close()
+        setting.held.pop(case.engine).close()
         raise
     section.columns = ("workload", "part", "calls or tok/s", "ms", "remark")
     if new:
-        section.notes.append(f"{case.shape}: start-up {bed.llm.startup_seconds:.1f} s")
+        section.notes.append(f"{case.engine}: start-up {bed.llm.startup_seconds:.1f} s")
+    if case.kind in KINDS:
+        section.notes.append(f"Engines of other kinds have {KIND_LAYERS} layers.")
     told = bed.compile_s if new else {k: v for k, v in bed.compile_s.items() if "no graphs" in k}
     for program, seconds in told.items():
-        section.rows.append((case.shape, f"compilation of {program}", "", round(1e3 * seconds), ""))
-        setting.shared[f"compile_s {case.shape} {program}"] = seconds
+        milliseconds = round(1e3 * seconds)
+        section.rows.append((case.engine, f"compilation of {program}", "", milliseconds, ""))
     return section
 
 
@@ -307,7 +336,8 @@ def steady(setting: Setting, llm: LLM, what: str, case: Case) -> Section:
     after = llm.stats()
     # every row reads its prompt and half of what it has generated by then
     tokens = batch * (length + WAIT_STEPS + timed // 2)
-    by_kind = least_by_kind(operations(config, batch, tokens), setting.ceilings)
+    bytes_of = case.of.weight_bytes, case.of.page_bytes
+    by_kind = least_by_kind(operations(config, batch, tokens, *bytes_of), setting.ceilings)
     least = sum(by_kind.values())
     ratio = seconds / least
     section.failures += [] if setting.dry_run else too_fast(what, least, seconds)
@@ -320,7 +350,6 @@ def steady(setting: Setting, llm: LLM, what: str, case: Case) -> Section:
     told += f"at least {100 * (1 - idle / seconds):.1f} % of it by the host's clock"
     section.rows.append((what, STEP, round(batch / seconds, 1), round(1e3 * seconds, 3), told))
     setting.shared[step_key(what)] = 1e3 * seconds
-    setting.shared[step_key(what, LEAST)] = 1e3 * least
     for phase in ("plan", "pack", "dispatch", "wait", "commit", "device_idle"):
         spent = getattr(after.times, phase) - getattr(before.times, phase)
         section.rows.append((what, f"host: {phase}", "", round(1e3 * spent / timed, 4), ""))
@@ -335,7 +364,6 @@ def steady(setting: Setting, llm: LLM, what: str, case: Case) -> Section:
         while client.has_work:  # the next case finds it idle
             client.outputs()
     busy = trace.busy / seen
-    setting.shared[step_key(what, BUSY)] = 1e3 * busy
     told = f"in the trace: {100 * trace.busy / trace.span:.1f} % of its time, with no graphs; "
     told += f"{100 * busy / seconds:.0f} % of the step that is served"
     section.rows.append((what, BUSY, "", round(1e3 * busy, 3), told))
@@ -344,8 +372,6 @@ def steady(setting: Setting, llm: LLM, what: str, case: Case) -> Section:
         told = f"{100 * found.seconds / busy:.1f} % of busy; pauses before them {pauses:.3f} ms"
         if name in by_kind:
             told += f"; at least {1e3 * by_kind[name]:.3f} ms"
-        setting.shared[step_key(what, f"class {name}")] = spent
-        setting.shared[step_key(what, f"least of {name}")] = 1e3 * by_kind.get(name, 0.0)
         section.rows.append((what, f"class: {name}", round(found.calls, 1), round(spent, 4), told))
     for name, calls, spent in trace.largest(SHOWN_KERNELS):
         share = f"{100 * spent / trace.busy:.1f} % of busy"

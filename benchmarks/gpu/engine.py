@@ -22,6 +22,7 @@ from jaxserve import LLM, SamplingParams
 from jaxserve.bench.workloads import WorkItem, fixed
 from jaxserve.client.engine_client import LocalClient
 from jaxserve.execution import runner
+from jaxserve.models import dummy
 from pallas_kernels import Backends
 
 TINY = {
@@ -46,6 +47,7 @@ PLAIN_BACKENDS = Backends(
     decode="xla", prefill="xla", write_kv="xla", reason=PLAIN_XLA
 )  # no kernel
 UNTUNED = {"xla_gpu_autotune_level": "0"}
+SCALES = ("INT8_SCALE", "INT4_SCALE", "FP8_SCALE")  # of dummy weights
 
 
 def make_llm(folder: Path, **settings: Any) -> LLM:
@@ -126,12 +128,28 @@ def by_token(positions: list[Any]) -> np.ndarray:
     return np.array([[p[token].logprob for token in sorted(p)] for p in positions])
 
 
-def teacher_forced(setting: Setting, roads: list[str], referee: str = PLAIN_XLA) -> Section:
+def teacher_forced(
+    setting: Setting,
+    roads: list[str],
+    referee: str = PLAIN_XLA,
+    *,
+    shape: str = "llama-125m",
+    settings: dict[str, Any] | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> Section:
     """Feeds a road's own tokens to a referee; its logits must be the road's but for rounding.
 
     A near-tie that falls the other way in another program is no difference: both see the tokens
     that one of them chose, which must be the most likely ones there. The road decodes and the
     referee computes prompts: even of one road these are other kernels.
+
+    Args:
+        setting: of the section.
+        roads: some of ROADS.
+        referee: one of them.
+        shape: a key of SHAPES, which is made tiny.
+        settings: further ones of the engines.
+        overrides: of the tiny shape.
     """
     section = Section(columns=("road", "positions", "largest difference", "bound"))
     rng = random.Random(0)
@@ -142,12 +160,10 @@ def teacher_forced(setting: Setting, roads: list[str], referee: str = PLAIN_XLA)
     ]
     # the two programs that serve every step are enough
     common = {"max_num_seqs": 4, "num_pages": 200, "max_logprobs": -1, "compile_ahead": 2}
-    with (
-        tempfile.TemporaryDirectory() as name,
-        mock.patch("jaxserve.models.dummy.STD", WEIGHT_STD),
-    ):
+    common |= settings or {}
+    with tempfile.TemporaryDirectory() as name, large_weights():
         jax.clear_caches()  # weights that were traced with another deviation
-        folder = write_config("llama-125m", Path(name), **TINY)
+        folder = write_config(shape, Path(name), **(TINY | (overrides or {})))
         scored: dict[str, Scored] = {}
         for road in roads:
             llm = on_road(folder, road, **common)
@@ -162,6 +178,15 @@ def teacher_forced(setting: Setting, roads: list[str], referee: str = PLAIN_XLA)
             section.join(compare(road, referee, told))
         llm.close()
     return section
+
+
+@contextmanager
+def large_weights() -> Iterator[None]:
+    """Dummy weights of the deviation WEIGHT_STD, quantised ones too, in this block."""
+    factor = WEIGHT_STD / dummy.STD
+    scales = {name: getattr(dummy, name) * factor for name in SCALES}
+    with mock.patch.multiple(dummy, STD=WEIGHT_STD, **scales):
+        yield
 
 
 def compare(

@@ -18,7 +18,9 @@ from benchmarks.gpu.correctness import Programs
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.kernel_bench.bench import compiled
 from pallas_kernels import kept_threshold
+from pallas_kernels.finish_rows import finish_rows
 from pallas_kernels.linear import Norm
+from pallas_kernels.quantized_matmul import RoundedRows, Rounding, Rows
 from pallas_kernels.residual_norm import residual_norm
 from pallas_kernels.rotate_and_write import rotate_and_write
 from tests.pallas_kernels.kept_threshold.checks import check, row
@@ -89,6 +91,7 @@ def backend_of(setting: Setting, kernel: str) -> tuple[str | None, Any]:
     return {
         "rotate_and_write": backends.rotate_and_write,
         "residual_norm": backends.residual_norm,
+        "finish_rows": backends.residual_norm,
         "kept_threshold": backends.threshold,
     }[kernel], None
 
@@ -196,7 +199,10 @@ def norm_programs(setting: Setting) -> dict[str, Programs]:
 
     def normed(side: tuple[str, Any], residual: Any, product: Any, weight: Any) -> Any:
         norm = Norm(weight, EPS)
-        return residual_norm(residual, product, norm, backend=side[0], interpret=side[1])
+        rounding = Rounding("int8") if product.shape[0] > 1 else None
+        options = {"rounding": rounding, "backend": side[0], "interpret": side[1]}
+        rows, stream = residual_norm(residual, product, norm, **options)
+        return widened(rows), stream
 
     found = {}
     for rows in setting.pick((1, 16, 256), (3,)):
@@ -211,7 +217,8 @@ def norm_programs(setting: Setting) -> dict[str, Programs]:
                 jnp.asarray(rng.uniform(0.5, 2, columns), jnp.bfloat16),
             )
             sides = {MINE: (backend, interpret), THEIRS: ("xla", None)}
-            label = f"residual_norm: {rows} x {columns}, {parts} parts"
+            kind = ", int8" if parts > 1 else ""
+            label = f"residual_norm: {rows} x {columns}, {parts} parts{kind}"
             found[label] = {
                 side: (functools.partial(normed, told), operands) for side, told in sides.items()
             }
@@ -221,6 +228,40 @@ def norm_programs(setting: Setting) -> dict[str, Programs]:
 def judge_norm(got: Any, want: Any, operands: Any) -> tuple[float, list[str]]:
     """Norm and stream but for rounding."""
     return max(largest_error(mine, plain) for mine, plain in zip(got, want, strict=True)), []
+
+
+def finish_programs(setting: Setting) -> dict[str, Programs]:
+    """By problem the chosen kernel's program and plain XLA's."""
+    backend, interpret = backend_of(setting, "finish_rows")
+    columns = setting.pick(28672, 64)
+
+    def finished(side: tuple[str, Any], kind: str, gated: bool, product: Any) -> Any:
+        options = {"rounding": Rounding(kind), "backend": side[0], "interpret": side[1]}
+        return (widened(finish_rows(product, dtype=jnp.bfloat16, gated=gated, **options)),)
+
+    # Ampere has no e4m3
+    kinds = ("int8", "fp8") if "mosaic_gpu" in setting.backends.matmul else ("int8",)
+    found = {}
+    for rows in setting.pick((1, 16, 256), (3,)):
+        for kind in kinds:
+            for parts, gated in ((1, False), (4, True)):
+                shape = (parts, rows, columns)
+                product = np.random.default_rng(rows).standard_normal(shape)
+                operand = jnp.asarray(product, jnp.float32 if parts > 1 else jnp.bfloat16)
+                sides = {MINE: (backend, interpret), THEIRS: ("xla", None)}
+                label = f"finish_rows: {rows} x {columns}, {parts} parts, {kind}"
+                found[f"{label}, gated" if gated else label] = {
+                    side: (functools.partial(finished, told, kind, gated), (operand,))
+                    for side, told in sides.items()
+                }
+    return found
+
+
+def widened(rows: Rows) -> jax.Array:
+    """Rows as float32 numbers, whether they are rounded to 8 bits or not."""
+    if isinstance(rows, RoundedRows):
+        return rows.values.astype(jnp.float32) * rows.column
+    return rows.astype(jnp.float32)
 
 
 def threshold_programs(setting: Setting) -> dict[str, Programs]:
@@ -283,6 +324,8 @@ class Fused(NamedTuple):
 KERNELS = {
     "rotate_and_write": Fused(move_programs, judge_move, "xla", TOLERANCE),
     "residual_norm": Fused(norm_programs, judge_norm, "xla", TOLERANCE),
+    # a number between two steps may fall to either: of e4m3 they are a fourteenth of the largest
+    "finish_rows": Fused(finish_programs, judge_norm, "xla", 8e-2),
     # a share of rows: where the mass at a border is within 1e-6 of top_p both are right
     "kept_threshold": Fused(threshold_programs, judge_threshold, "reference", 1.0),
 }

@@ -44,7 +44,10 @@ def cases(setting: Setting) -> list[str]:
 
 
 def memcheck(setting: Setting, case: str) -> Section:
-    """One problem under the tool; a dry run goes without it where it is absent."""
+    """One problem under the tool; a dry run goes without it where it is absent.
+
+    Only FOUND is a finding: a tool that refuses the device, or is too slow, has found nothing.
+    """
     section = Section(columns=("problem", "tool", "result"))
     tool = find_tool()
     if tool is None and not setting.dry_run:
@@ -66,16 +69,21 @@ def memcheck(setting: Setting, case: str) -> Section:
     )
     try:
         output, _ = process.communicate(timeout=min(LIMIT_S, setting.seconds_left))
-        told = {0: "no error", FOUND: "MEMORY ERRORS"}.get(
-            process.returncode, f"exit status {process.returncode}"
-        )
+        status: int | None = process.returncode
+        ended = f"exit status {status}"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        told = "no end in time"
-    section.rows.append((case, tool or "none, as this is a dry run", told))
-    if told != "no error":
+        status, ended = None, "no end in time"
+    told = {0: "no error", FOUND: "MEMORY ERRORS"}.get(status, "")
+    failed = status == FOUND or (tool is None and status != 0)
+    if failed:
+        told = told or ended
         section.failures.append(f"{case}: {told}: {' '.join(output.split())[-TAIL:]}")
+    elif not told:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        told = f"NOT RUN: {ended}: {lines[-1][-TAIL:] if lines else 'no output'}"
+    section.rows.append((case, tool or "none, as this is a dry run", told))
     return section
 
 

@@ -24,13 +24,14 @@ from benchmarks.gpu.decode_step import (
 )  # fmt: skip
 from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
-from benchmarks.model_shapes import SHAPES, write_config
+from benchmarks.model_shapes import write_config
 from benchmarks.peers.limits import least_work
 from benchmarks.peers.process import Worker, WorkerError
 from benchmarks.peers.workload import Cell, fixed_batch, write_rounds
 from jaxserve.bench.device_limits import Limits, usable_cores
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.models.config_reader import read_model_config
+from jaxserve.models.known_shapes import SHAPES
 
 NAMED = {"model_type": "llama"}  # by which the others' configs go
 ROUNDS = 2  # the first one warms up

@@ -11,12 +11,14 @@ from benchmarks.gpu import (
     correctness,
     decode_step,
     engine,
+    engine_kinds,
     fused,
     large,
     machine,
     memcheck,
     other_engines,
     products,
+    served,
     smoke,
     torch_peer,
     writes,
@@ -26,6 +28,7 @@ from benchmarks.gpu.setting import Section, Setting
 from benchmarks.kernel_bench.cases import Case, all_cases, anchor_cases, dry_cases
 
 PARTS = ("A", "B", "C", "rest")
+ALL = "all"  # the name of a run without a part
 EVERY = ""  # in place of a part: the section belongs to each of them
 
 
@@ -99,6 +102,7 @@ class Tuning:
 AnySection = Single | Several | Table | Tuning
 CHOSEN = {"part": "C", "limit_s": 45, "keep_s": 200}  # tuning begins in time
 OTHERS = {"part": "rest", "limit_s": 45}
+ANCHORS_S = 100  # kept for the anchors, the figures that everything else is judged by
 
 
 def attention(run: Callable[..., Section], cases: Any, *, chosen: bool) -> Several:
@@ -137,18 +141,29 @@ vllm = functools.partial(other_engines.generate, engine=other_engines.VLLM)
 SECTIONS: dict[str, AnySection] = {
     "machine": Single(machine.machine, EVERY),
     "bandwidth": Single(machine.bandwidth, EVERY),
-    "smoke": Several(smoke.cases, smoke.run, "A", smoke.LIMIT_S, group=str, prepare=smoke.prepare),
+    "smoke": Several(
+        smoke.cases,
+        smoke.run,
+        "A",
+        smoke.LIMIT_S,
+        group=str,
+        keep_s=ANCHORS_S,
+        prepare=smoke.prepare,
+    ),
+    "anchors": Table("A", "anchors", anchor_cases, dry_cases, peers=False, limit_s=40),
     "fused kernels": Several(
         fused.cases, fused.run, "A", fused.LIMIT_S, group=str, prepare=fused.prepare
     ),
     "engine tokens": Single(engine.tokens, "A", 120),
-    "memcheck": Several(
-        memcheck.cases, memcheck.memcheck, "A", memcheck.LIMIT_S + 10, apart=True, keep_s=150
+    "engine kinds": Several(
+        engine_kinds.cases, engine_kinds.run, "A", engine_kinds.LIMIT_S, group=str
     ),
-    "anchors": Table("A", "anchors", anchor_cases, dry_cases, peers=False, limit_s=40),
-    "decode step": steps(decode_step.STEPS, "B", keep_s=130),
+    "memcheck": Several(memcheck.cases, memcheck.memcheck, "A", memcheck.LIMIT_S + 10, apart=True),
+    "decode step": steps(decode_step.STEPS, "B", keep_s=250),
+    "decode step, other kinds": steps(decode_step.OF_KINDS, "B", keep_s=100),
     "torch step": beside(torch_peer.torch_step, LLAMA_3, "B"),
     "transformers": beside(transformers, LLAMA_3, "B"),
+    "decode step, greedy and without graphs": steps(decode_step.OTHER_STEPS, "B"),
     "decode correctness": attention(correctness.decode, correctness.cases, chosen=True),
     "prefill correctness": attention(correctness.prefill, correctness.cases, chosen=True),
     "matmul correctness": quantised(chosen=True),
@@ -156,6 +171,7 @@ SECTIONS: dict[str, AnySection] = {
     "engine correctness": Single(engine.correctness, "C", 180),
     "decode correctness, large": attention(large.decode, large.cases, chosen=True),
     "tuning": Tuning("C"),
+    "served": Several(served.cases, served.served, "rest", served.LIMIT_S, apart=True, group=str),
     "kernels": Table("rest", "kernels", all_cases, dry_cases, peers=True, limit_s=90),
     "write_kv speed": Single(writes.speed, "rest"),
     "host time": Single(engine.host, "rest"),

@@ -29,7 +29,7 @@ class Setting:
         memory: bytes of device memory that a section may fill.
         seconds_left: how long the section may go on; one that has many cases begins none later.
         dry_run: run every line on a CPU with tiny shapes; the numbers mean nothing then.
-        shared: figures by name, which later sections and the advice use, such as the bandwidth.
+        shared: figures by name, which later sections and parts use, such as the bandwidth.
         held: what the cases of a section keep for one another in this process.
     """
 

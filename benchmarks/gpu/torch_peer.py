@@ -10,7 +10,7 @@ from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench.worker import torch_worker
-from benchmarks.model_shapes import SHAPES
+from jaxserve.models.known_shapes import SHAPES
 
 BATCHES = (64, 16, 1, 256)
 SEEN = LENGTH + 28  # tokens of a row in the steps that are timed of ours
@@ -45,7 +45,6 @@ def torch_step(setting: Setting, case: str) -> Section:
         if found is None:
             section.rows.append((case, int(batch), "", "", "time was up"))
             continue
-        setting.shared[f"torch_ms {case} {batch}"] = found
         told = []
         for kind in (FILTERED, GREEDY):
             ours = setting.shared.get(step_key(f"{case} {kind} {batch}"))

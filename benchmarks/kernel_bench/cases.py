@@ -154,9 +154,16 @@ class MatmulCase:
         return f"{self.matrix} {self.rows} x {self.inputs} x {self.outputs}"
 
 
+@dataclass(frozen=True, slots=True)
+class PartsCase(MatmulCase):
+    """The same in bfloat16, its contraction divided into parts that the next kernel adds."""
+
+    operation: ClassVar[str] = "parts"
+
+
 Case = DecodeCase | PrefillCase | MatmulCase
 KINDS: dict[str, type[DecodeCase] | type[PrefillCase] | type[MatmulCase]] = {
-    kind.operation: kind for kind in (DecodeCase, PrefillCase, MatmulCase)
+    kind.operation: kind for kind in (DecodeCase, PrefillCase, MatmulCase, PartsCase)
 }
 
 

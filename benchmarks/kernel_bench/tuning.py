@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench import matmul
 from benchmarks.kernel_bench.bench import Bench, compiled
-from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, PrefillCase
+from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, PartsCase, PrefillCase
 from benchmarks.kernel_bench.contest import Rotations
 from benchmarks.kernel_bench.decode import ours as decode_program
 from benchmarks.kernel_bench.operands import make_pool, queries
@@ -32,9 +32,11 @@ from benchmarks.kernel_bench.timing import (
 )
 from pallas_kernels.backends.record import Tuning
 from pallas_kernels.devices import OPERATIONS
+from pallas_kernels.linear import Norm, gpu, xla
 from pallas_kernels.quantized_matmul import quantize_int4, quantized_matmul
+from pallas_kernels.residual_norm import residual_norm
 
-KINDS = ("decode", "prefill", "matmul")
+KINDS = ("parts", "decode", "prefill", "matmul")  # the few choices first: others get their time
 # values of each field that are tried; what is not named stays as the table has it
 DECODE = {
     "block_tokens": (64, 128),
@@ -56,10 +58,12 @@ MATMUL = {
     "splits": (None, 1, 2, 4, 8),
     "num_warps": (4, 8),
 }
+PARTS = (1, 2, 4, 8)  # of K, in bfloat16 products
 MOST_CHANGES = 3  # fields in which a choice differs from the start
 AGREEMENT = 0.02  # of a choice's result with the plain XLA one, as norms
 INT4_AGREEMENT = 0.05
 DRY_CHOICES = 2
+DIVIDED = "gpu"  # the backend of linear layers that leave parts
 
 CASES: dict[str, tuple[Case, ...]] = {
     "decode": (
@@ -75,11 +79,18 @@ CASES: dict[str, tuple[Case, ...]] = {
         PrefillCase(256, 1024, 32, 8, lanes=16),
     ),
     "matmul": tuple(MatmulCase("gate_up", rows, 4096, 28672) for rows in (1, 16, 64, 256, 2048)),
+    # of the products that leave parts: those whose results norms, or rotations, add up
+    "parts": tuple(
+        PartsCase(name, rows, inputs, outputs)
+        for rows in (1, 16)
+        for name, inputs, outputs in (("down", 14336, 4096), ("o", 4096, 4096), ("qkv", 4096, 6144))
+    ),
 }
 DRY_CASES: dict[str, tuple[Case, ...]] = {
     "decode": (DecodeCase(2, 40, 4, 2, head_dim=64),),
     "prefill": (PrefillCase(20, 10, 4, 2, lanes=2, head_dim=64),),
     "matmul": (MatmulCase("tiny", 2, 256, 256),),
+    "parts": (PartsCase("tiny", 2, 512, 256),),
 }
 
 
@@ -115,6 +126,8 @@ def candidates_of(bench: Bench, operation: str) -> tuple[str, list[Tuning]]:
 def build(bench: Bench, case: Case) -> tuple[Callable[..., Any], Rotations, int, float]:
     """A program that takes the backend and its options, its operands, its operations and the
     error that it may have."""
+    if isinstance(case, PartsCase):
+        return parts_program(bench, case)
     if isinstance(case, MatmulCase):
         shape = (case.outputs, case.inputs)
         weight = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16) * case.inputs**-0.5
@@ -137,11 +150,46 @@ def build(bench: Bench, case: Case) -> tuple[Callable[..., Any], Rotations, int,
     return *decode_program(case, pool, queries(case.slots, pages)), pool.layers, AGREEMENT
 
 
+def parts_program(
+    bench: Bench, case: PartsCase
+) -> tuple[Callable[..., Any], Rotations, int, float]:
+    """Products in parts, each with the norm that adds them, as linear layers are on a GPU."""
+    layers = matmul.layer_count(bench, case)
+    keys = jax.random.split(jax.random.key(1), layers)
+    shape = (case.outputs, case.inputs)
+    weight = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16) * case.inputs**-0.5
+    rows = [jax.random.normal(k, (case.rows, case.inputs), jnp.bfloat16) for k in keys]
+    stream = jnp.ones((case.rows, case.outputs), jnp.bfloat16)
+    norm = Norm(jnp.ones((case.outputs,), jnp.bfloat16), 1e-5)
+
+    def product(*operands: Any, backend: str, parts: int | None = None) -> Any:
+        if parts is None:
+            parts = gpu.number_of_parts(case.rows, case.outputs, case.inputs, 2)
+        # plain XLA, by which the others are judged, adds up itself
+        chosen = bench.backends.residual_norm if backend == DIVIDED else None
+
+        def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
+            if backend != DIVIDED or parts == 1:
+                out = xla.dot(x, w, x.dtype)[None]
+            else:
+                divided, weights = (m.reshape(m.shape[0], parts, -1) for m in (x, w))
+                out = xla.dot(divided, weights, jnp.float32)
+            return residual_norm(stream, out, norm, backend=chosen or "xla")[0]
+
+        return matmul.program_of(multiply, layers)(*operands)
+
+    return product, [(*rows, *matmul.copies(weight, layers))], layers, AGREEMENT
+
+
 def choices_of(bench: Bench, operation: str) -> dict[str, Any]:
     """The backend and every choice that is worth trying, as JSON.
 
     The first one, empty, leaves the choice to the kernel.
     """
+    if operation == "parts":
+        divides = bench.backends.linear == DIVIDED or bench.dry_run
+        choices = [{}, *({"parts": parts} for parts in PARTS)] if divides else []
+        return {"backend": DIVIDED, "choices": choices[::2] if bench.dry_run else choices}
     backend, found = candidates_of(bench, operation)
     choices = [dataclasses.asdict(choice) for choice in found]
     return {"backend": backend, "choices": [{}, *choices] if choices else []}
@@ -217,6 +265,11 @@ def runs_of(
     bench: Bench, operation: str, program: Callable[..., Any], choices: list[dict[str, Any]]
 ) -> dict[str, Callable[..., Any]]:
     """The program with each of the choices, by the choice's place."""
+    if operation == "parts":
+        return {
+            str(place): functools.partial(program, backend=DIVIDED, **choice)
+            for place, choice in enumerate(choices)
+        }
     backend = candidates_of(bench, operation)[0]
     kernel: dict[str, Any] = {"backend": backend}
     if bench.backends.interpret is not None:
@@ -263,7 +316,8 @@ def table_row(device_kind: str, best: dict[str, dict[str, Any] | None]) -> str:
     """The line of `pallas_kernels/tuning.py` for a chip, fields at their default left out."""
     arguments = []
     for operation, values in best.items():
-        if not values:  # none ran, or the kernel's own choice is the best
+        # none ran, the kernel's own choice is the best, or it is none of the table's
+        if not values or operation not in OPERATIONS:
             continue
         kind = kind_of(operation, values)
         plain = dataclasses.asdict(kind())

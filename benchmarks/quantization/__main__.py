@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.model_shapes import SHAPES
 from benchmarks.quantization.schemes import (
     UNCALIBRATED,
     calibration_text,
@@ -22,6 +21,7 @@ from benchmarks.quantization.worker import BATCHES, Job, Measured
 from checkpoints import bundled_model_path
 from jaxserve.bench.measure import describe
 from jaxserve.jobs.quantize import Calibration, quantize
+from jaxserve.models.known_shapes import SHAPES
 
 BUNDLED = "bundled"
 GROUPS = {BUNDLED: 32}  # inputs that share a 4-bit scale, as a small model needs it

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scheduling.formula import simulate
 from benchmarks.scheduling.report import plot, print_limits, print_table
 from benchmarks.scheduling.served import Served, figures
-from benchmarks.scheduling.simulate import simulate
 from benchmarks.scheduling.trace import Item, bimodal
 
 POLICIES = ("fcfs", "length")

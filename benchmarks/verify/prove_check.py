@@ -25,6 +25,7 @@ import jax
 
 from benchmarks.gpu import correctness, decode_step, fused, large, products, smoke
 from benchmarks.gpu.engine import compiling_with
+from benchmarks.gpu.engine_kinds import KINDS, Kind
 from benchmarks.gpu.large import Shape, ragged
 from benchmarks.gpu.setting import USABLE_MEMORY, Setting
 from benchmarks.kernel_bench import decode, prefill
@@ -59,6 +60,13 @@ REFUSED = "KernelError"
 TOO_LARGE = "ValueError: Mosaic GPU kernel exceeds available shared memory"  # JAX, lowering it
 PAGES = 8192  # a layer: a pool so large that a copy of it stands out among the temporaries
 PEERS = (decode.CUDNN, prefill.CUDNN, BF16)  # cuDNN is a library that a host without a GPU may lack
+SECTIONS = (
+    decode_step.STEPS,
+    decode_step.OF_KINDS,
+    decode_step.OTHER_STEPS,
+    decode_step.MIXES,
+    decode_step.OLDER,
+)
 PREALLOCATED = 0.75  # of the device's memory: JAX's default
 
 Programs = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -191,29 +199,51 @@ def tuning_items(kind: str) -> Iterator[Item]:
 
 def engine_items(kind: str, layers: int | None) -> Iterator[Item]:
     """The steps of gpu_check's engine sections, with all layers of the model or the first few."""
-    defaults = device_defaults("gpu")
-    for section in (decode_step.STEPS, decode_step.MIXES, decode_step.OLDER):
-        cases = [decode_step.Case.of(case) for case in section]
-        slots = max(2, *(case.rows for case in cases))
-        setting = prove_step.Setting(
-            kind, 1, cases[0].shape, layers, PAGES, defaults.page_size, slots,
-            decode_step.MAX_MODEL_LEN,
-        )  # fmt: skip
-        tokens = max(defaults.max_num_batched_tokens, slots)
-        shapes = wanted_shapes(slots, tokens, defaults.smallest_bucket)
-        for step in decode_step.measured_shapes(shapes, cases):
-            compilation = functools.partial(engine_proof, setting, step)
-            yield Item(f"{setting.shape}, {slots} slots: {step.name}", compilation)
-        for case in cases:
-            if case.kind == decode_step.UNGRAPHED:
-                compilation = functools.partial(engine_proof, setting, case.program, graphs=False)
-                name = f"{setting.shape}, {slots} slots: {case.program.name} without graphs"
-                yield Item(name, compilation)
+    found: dict[str, Item] = {}  # sections have programs in common
+    for section in SECTIONS:
+        every = [decode_step.Case.parsed(case) for case in section]
+        for engine in dict.fromkeys(case.engine for case in every):
+            cases = [case for case in every if case.engine == engine]
+            for item in items_of_engine(kind, layers, cases):
+                found.setdefault(item.name, item)
+    yield from found.values()
 
 
-def engine_proof(setting: prove_step.Setting, step: StepShape, graphs: bool = True) -> Proof:
-    """One program of the engine, as it is or launched kernel by kernel."""
-    with compiling_with({} if graphs else decode_step.NO_GRAPHS, prove_step):
+def items_of_engine(kind: str, layers: int | None, cases: list[decode_step.Case]) -> Iterator[Item]:
+    """The steps of some cases of one engine."""
+    defaults, engine = device_defaults("gpu"), cases[0].of
+    slots = max(2, *(case.rows for case in cases))
+    if cases[0].kind in KINDS:
+        layers = min(layers or decode_step.KIND_LAYERS, decode_step.KIND_LAYERS)
+    setting = prove_step.Setting(
+        kind,
+        1,
+        cases[0].shape,
+        layers,
+        PAGES,
+        decode_step.PAGE_SIZE,
+        slots=slots,
+        max_model_len=decode_step.MAX_MODEL_LEN,
+        **engine.settings,
+    )
+    tokens = max(defaults.max_num_batched_tokens, slots)
+    shapes = wanted_shapes(slots, tokens, defaults.smallest_bucket)
+    whole = f"{cases[0].engine}, {slots} slots"
+    for step in decode_step.measured_shapes(shapes, cases):
+        compilation = functools.partial(engine_proof, engine, setting, step)
+        yield Item(f"{whole}: {step.name}", compilation)
+    for case in cases:
+        if case.kind == decode_step.UNGRAPHED:
+            program = case.program
+            compilation = functools.partial(engine_proof, engine, setting, program, graphs=False)
+            yield Item(f"{whole}: {program.name} without graphs", compilation)
+
+
+def engine_proof(
+    engine: Kind, setting: prove_step.Setting, step: StepShape, graphs: bool = True
+) -> Proof:
+    """One program of an engine of a kind, as it is or launched kernel by kernel."""
+    with engine.made(), compiling_with({} if graphs else decode_step.NO_GRAPHS, prove_step):
         return prove_step.prove_step(setting, step).proof
 
 

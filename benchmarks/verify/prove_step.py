@@ -24,11 +24,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
-from benchmarks.model_shapes import SHAPES
 from benchmarks.verify.prove import (
     KINDS,
     Cost,
@@ -60,12 +60,17 @@ from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import model_config_of
+from jaxserve.models.known_shapes import SHAPES
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig
+from jaxserve.models.quant_array import QuantArray
 from jaxserve.models.weights import abstract_model
+from jaxserve.parallel import ShardingRules
+from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import Backends, choose_backends
 from pallas_kernels.backends import resolve
+from pallas_kernels.quantized_matmul.splits import dequantizes
 from pallas_kernels.route import RouteShape
 
 MAX_MODEL_LEN = 8192
@@ -97,6 +102,14 @@ OTHER_KERNELS = 8
 SPARSE_KERNELS = 5
 # more where the sort of many tokens is XLA's
 SORT_KERNELS = 16
+# more where rows are rounded to 8 bits: attention's output; of experts what both products read. The
+# norms and the activation round what they write
+ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
+# more where a kernel of this package reads what attention gave of both kinds of rows; a product of
+# XLA's joins them as it reads
+JOINED_KERNELS = 1
+# more where each product's 4-bit weight is dequantised before it: that, and the scales' order
+DEQUANTIZED_KERNELS = 8
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
 
 
@@ -114,13 +127,14 @@ class Setting:
     quantization: str | None = None
     slots: int = MAX_NUM_SEQS
     max_model_len: int = MAX_MODEL_LEN
+    graph_collectives: bool = False
 
     def config(self) -> ModelConfig:
         """The model, with all of its layers or the first few."""
         settings = dict(SHAPES[self.shape])
         if self.layers:
             settings["num_hidden_layers"] = self.layers
-        return model_config_of(settings)
+        return model_config_of(settings).spread_over(self.devices)
 
     def mesh(self) -> Mesh:
         """A mesh with the engine's axes over devices that are not there."""
@@ -135,7 +149,7 @@ class Setting:
             self.config(), DTYPE, platform, self.page_size, self.devices
         )
         chosen = choose_backends(device_name(self.kind), platform, shape)
-        return chosen.sharded() if self.devices > 1 else chosen
+        return chosen.sharded() if is_divided(self.devices) else chosen
 
     def cache(self) -> KVCache:
         """The engine's KV cache, of the pages that are given."""
@@ -154,6 +168,23 @@ def abstract_leaves(
 ) -> tuple[Any, tuple[Any, ...]]:
     """The model's structure and its parameters as ShapeDtypeStructs with their shardings."""
     return split_model(abstract_model(config, mesh, dtype, form))
+
+
+def quantized_sizes(
+    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm
+) -> frozenset[int]:
+    """Elements of one device's part of each weight that is quantised, and of one expert."""
+    sizes = set()
+    rules = ShardingRules.for_model(mesh, config)
+    model: Any = abstract_model(config, mesh, dtype, form)
+    for _, variable in nnx.to_flat_state(nnx.split(model)[1]):
+        value = variable.get_value()
+        if isinstance(value, QuantArray):
+            divided = any(rules.spec(variable.get_metadata("logical_axes")))
+            size = math.prod(value.shape) // (mesh.size if divided else 1)
+            experts = value.shape[0] if variable.get_metadata("role") == "experts" else 1
+            sizes |= {size, size // experts}
+    return frozenset(sizes)
 
 
 def abstract_state(setting: Setting, mesh: Mesh) -> DeviceState:
@@ -211,6 +242,13 @@ def step_cost(
     return Cost(2 * products + 4 * row * seen, moved, "shapes")
 
 
+def dequantizes_weights(setting: Setting, backends: Backends, step: StepShape) -> bool:
+    """Whether a step has so many rows that its 4-bit weights are dequantised, on purpose."""
+    every = resolve("matmul", backends.matmul[0]).converts_every
+    rows = step.num_decode + step.num_prefill
+    return setting.quantization == "int4" and every is not None and dequantizes(rows, every)
+
+
 def requirements(
     setting: Setting, config: ModelConfig, backends: Backends, step: StepShape, pool_bytes: int
 ) -> Requirements:
@@ -219,17 +257,26 @@ def requirements(
     if step.num_prefill:
         used["paged_prefill"] = resolve("prefill", backends.prefill)
     launches = [one.launches for one in used.values()]
-    if setting.quantization is not None:
+    is_dequantized = dequantizes_weights(setting, backends, step)
+    if setting.quantization is not None and not is_dequantized:
         used["quantized_matmul"] = resolve("matmul", backends.matmul[0])
     instructions = {kernel: one.instruction for kernel, one in used.items() if one.instruction}
     a_layer = None
-    plain = setting.devices == 1 and setting.quantization is None
-    if plain and backends.rotate_and_write and None not in launches:
+    if setting.devices == 1 and backends.rotate_and_write and None not in launches:
         a_layer = OTHER_KERNELS + sum(filter(None, launches))
+        integers = setting.quantization == "int8"
+        if integers or (setting.quantization == "fp8" and "mosaic_gpu" in backends.matmul):
+            a_layer += ROUNDED_KERNELS
+        if integers and isinstance(config, MoeConfig):
+            a_layer += ROUNDED_EXPERTS
         if isinstance(config, MoeConfig):
             covers = resolve("route", backends.route[0]).covers
-            rows = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
-            a_layer += SPARSE_KERNELS + (0 if covers(rows) is None else SORT_KERNELS)
+            shape = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
+            a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
+        if setting.quantization is not None and step.num_decode and step.num_prefill:
+            a_layer += JOINED_KERNELS
+        if is_dequantized:
+            a_layer += DEQUANTIZED_KERNELS
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,
@@ -256,9 +303,8 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     """
     begin = cpu_seconds()
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
-    structure, leaves = abstract_leaves(
-        config, mesh, DTYPE, LinearForm.of(backends, setting.quantization)
-    )
+    form = LinearForm.of(backends, setting.quantization)
+    structure, leaves = abstract_leaves(config, mesh, DTYPE, form)
     weights = device_bytes(leaves)
     plain = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))[1]
     numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
@@ -284,6 +330,10 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     stored = "" if setting.kv_cache_dtype == "auto" else f", {setting.kv_cache_dtype} KV cache"
     weights_in = "" if setting.quantization is None else f", {setting.quantization} weights"
     name = f"{setting.shape}, {config.num_layers} layers{parallel}{weights_in}{stored}, {step.name}"
+    wanted = requirements(setting, config, backends, step, pool)
+    if "quantized_matmul" in wanted.instructions:
+        # a kernel multiplies the weights as they are stored: nothing else may write them
+        wanted = replace(wanted, quantized=quantized_sizes(config, mesh, DTYPE, form))
 
     def compilation() -> Proof:
         return prove(
@@ -295,11 +345,13 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
             mesh=mesh,
             kind=setting.kind,
-            wanted=requirements(setting, config, backends, step, pool),
+            wanted=wanted,
             cost=step_cost(setting, config, step, weights, numbers),
             layers=config.num_layers,
             compiler_options=compiler_options(
-                platform_of(setting.kind), divides_products=backends.divides_products
+                platform_of(setting.kind),
+                divides_products=backends.divides_products,
+                graph_collectives=setting.graph_collectives,
             ),
             donate_argnums=2,
             out_shardings=(jax.tree.map(lambda s: s.sharding, state), everywhere, {}),
@@ -338,6 +390,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--quantization", choices=ONLINE_QUANTIZATIONS, help="of the linear layers' weights"
     )
     parser.add_argument("--tensor-parallel", type=int, default=1, help="absent devices")
+    parser.add_argument(
+        "--graph-collectives", action="store_true", help="sums over GPUs are in the CUDA graphs"
+    )
     parser.add_argument("--markdown", type=Path, help="also write the memory tables to this file")
     parser.add_argument("--json", type=Path, help="also write all that is known to this file")
     options = parser.parse_args(arguments)
@@ -362,6 +417,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
             options.page_size,
             options.kv_cache_dtype,
             options.quantization,
+            graph_collectives=options.graph_collectives,
         )
         for shape, devices, kinds in (FULL if options.full else models)
         for kind in kinds

@@ -159,8 +159,8 @@ KERNELS = (
             (
                 memory("x", "x [M, K]"),
                 chip("inputs", "x^T in\nshared memory"),
-                memory("out", "out; divided K:\nparts in float32,\nthen their sum"),
-                compute("scale", "int4: each group's sum\nscaled in float32"),
+                memory("out", "out; divided K:\nparts in float32"),
+                compute("scale", "groups: each one's\nsum scaled in float32"),
             ),
         ),
         (
@@ -175,7 +175,7 @@ KERNELS = (
     ),
     Kernel(
         "layer",
-        "a layer's step on a GPU: rotate_and_write and residual_norm between the products",
+        "a layer's step on a GPU: what stands between the products adds parts and rounds rows",
         (
             (
                 compute("qkv", "product qkv"),
@@ -191,7 +191,7 @@ KERNELS = (
             ),
             (
                 compute("down", "product down"),
-                compute("silu", "silu(gate) · up\n(XLA)"),
+                compute("silu", "finish_rows:\nsilu(gate) · up\n(one bf16 part: XLA)"),
                 None,
                 compute("gate", "product gate, up"),
             ),
@@ -200,11 +200,11 @@ KERNELS = (
             ("qkv", "rotate", "parts"),
             ("rotate", "attend", "q"),
             ("rotate", "pool", "K and V rows"),
-            ("attend", "out", ""),
+            ("attend", "out", "finish_rows"),
             ("out", "norm1", "parts"),
-            ("norm1", "gate", ""),
-            ("gate", "silu", ""),
-            ("silu", "down", ""),
+            ("norm1", "gate", "rows"),
+            ("gate", "silu", "parts"),
+            ("silu", "down", "rows"),
             ("down", "norm2", "parts"),
             ("norm2", "qkv", "next layer"),
         ),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxserve.bench.workloads import random_tokens
 from jaxserve.errors import ValidationError
+from jaxserve.observability.load_trace import KEY_PAGE, block_tokens, read_trace
 
+OWN = -1  # of a block that no other request has
 SHORTEST_SHAREGPT_TOKENS = 4  # as in vLLM: shorter conversations say nothing about speed
 
 
@@ -22,11 +24,15 @@ class BenchPrompt:
         prompt: text, or token ids.
         prompt_len: its tokens; None when they are not counted.
         output_len: tokens to generate.
+        arrival: seconds after the first one when it is sent; None: by the rate that is asked for.
+        priority: see `Queueing.priority`.
     """
 
     prompt: str | list[int]
     prompt_len: int | None
     output_len: int
+    arrival: float | None = None
+    priority: int = 0
 
 
 def random_prompts(
@@ -156,13 +162,40 @@ def sharegpt_file(
     return _take(prompts, count, path)
 
 
+def trace_file(path: Path, count: int, vocab_size: int, seed: int) -> list[BenchPrompt]:
+    """Prompts as long as those of a trace, which begin alike where those did.
+
+    At most `count`, the first ones: each has its own time, so none is sent twice.
+
+    Raises:
+        ValidationError: names file, line and field.
+    """
+    keys: dict[str, int] = {}
+    drawn: dict[int, list[int]] = {}
+    prompts = []
+    for number, request in enumerate(read_trace(path).requests[:count]):
+        rng, tokens = random.Random(f"{seed} {number}"), list[int]()
+        blocks = block_tokens(keys, request, OWN)[: request.prompt_tokens]
+        for begin in range(0, len(blocks), KEY_PAGE):
+            block = blocks[begin : begin + KEY_PAGE]
+            if block[0] == OWN:
+                tokens += random_tokens(rng, len(block), vocab_size)
+                continue
+            if block[0] not in drawn:
+                of_key = random.Random(f"{seed} key {block[0]}")
+                drawn[block[0]] = random_tokens(of_key, KEY_PAGE, vocab_size)
+            tokens += drawn[block[0]][: len(block)]
+        at = request.arrival
+        prompts.append(
+            BenchPrompt(tokens, len(tokens), request.output_tokens, at, request.priority)
+        )
+    return prompts
+
+
 def as_text(prompts: list[BenchPrompt], decode: Callable[[list[int]], str]) -> list[BenchPrompt]:
     """Prompts of token ids as text, for servers that take no token ids."""
     return [
-        p
-        if isinstance(p.prompt, str)
-        else BenchPrompt(decode(p.prompt), p.prompt_len, p.output_len)
-        for p in prompts
+        p if isinstance(p.prompt, str) else replace(p, prompt=decode(p.prompt)) for p in prompts
     ]
 
 

@@ -112,6 +112,8 @@ class Target:
                 raise ValidationError("prompt", "token ids", "text: a chat takes no token ids")
             body["messages"] = [{"role": "user", "content": prompt.prompt}]
             body["max_completion_tokens"] = prompt.output_len
+        if prompt.priority:
+            body["priority"] = prompt.priority
         return body | self.body
 
 

@@ -142,7 +142,7 @@ def environment() -> dict[str, str]:
     device = jax.devices()[0]
     return {
         "jaxserve": jaxserve.__version__,
-        "commit": _commit(),
+        "commit": commit(),
         "jax": jax.__version__,
         "python": platform.python_version(),
         "device": f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
@@ -159,7 +159,8 @@ def describe(facts: Mapping[str, str]) -> str:
     )
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit of this checkout, and whether it has changes."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     folder = Path(__file__).parent
     try:

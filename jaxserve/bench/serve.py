@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import resource
 import sys
 import time
@@ -115,17 +116,9 @@ async def measure(options: argparse.Namespace) -> LoadTest:
         headers=pairs("header", options.header),
         verify=not options.insecure,
     )
-    moments = arrival_times(
-        options.num_prompts,
-        options.request_rate,
-        burstiness=options.burstiness,
-        ramp_up=options.ramp_up_strategy,
-        start_rate=options.ramp_up_start_rps,
-        end_rate=options.ramp_up_end_rps,
-        seed=options.seed,
-    )
     tokenizer = _tokenizer(options.tokenizer)
     prompts = make_prompts(options, tokenizer)
+    moments = send_times(options, prompts)
     _allow_connections(min(len(prompts), options.max_concurrency or len(prompts)))
     async with open_client(target) as client:
         model = await wait_until_ready(client, options.ready_check_timeout_sec, target.model)
@@ -179,6 +172,27 @@ def make_prompts(options: argparse.Namespace, tokenizer: Any) -> list[BenchPromp
     if options.backend == "openai-chat" and any(not isinstance(p.prompt, str) for p in prompts):
         raise ValidationError("tokenizer", None, "a folder: a chat takes text, not token ids")
     return prompts
+
+
+def send_times(options: argparse.Namespace, prompts: list[BenchPrompt]) -> list[float]:
+    """Seconds after the start at which each prompt is sent: its own, or by the options' rate.
+
+    Raises:
+        ValidationError: a rate that is none.
+    """
+    has_rate = options.ramp_up_strategy or math.isfinite(options.request_rate)
+    own = [prompt.arrival for prompt in prompts if prompt.arrival is not None]
+    if len(own) == len(prompts) and not has_rate:
+        return [arrival - own[0] for arrival in own]
+    return arrival_times(
+        len(prompts),
+        options.request_rate,
+        burstiness=options.burstiness,
+        ramp_up=options.ramp_up_strategy,
+        start_rate=options.ramp_up_start_rps,
+        end_rate=options.ramp_up_end_rps,
+        seed=options.seed,
+    )
 
 
 def remarks(test: LoadTest) -> list[str]:

@@ -20,7 +20,8 @@ from jaxserve.errors import JaxServeError, ValidationError
 from jaxserve.params.sampling_params import SamplingParams
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
-DATASETS = ("random", "prefix_repetition", "custom", "sharegpt")
+DATASETS = ("random", "prefix_repetition", "custom", "sharegpt", "trace")
+OF_FILES = ("custom", "sharegpt", "trace")
 SAMPLING = (
     "temperature",
     "top_p",
@@ -97,7 +98,7 @@ def add_dataset_options(group: Any) -> None:
     add = group.add_argument
     name = {"type": lambda text: text.replace("-", "_"), "choices": DATASETS, "default": "random"}
     add("--dataset-name", **name)
-    add("--dataset-path", type=Path, help="file of the custom and sharegpt datasets")
+    add("--dataset-path", type=Path, help="file of the custom, sharegpt and trace datasets")
     add("--prefix-repetition-prefix-len", type=int, default=256)
     add("--prefix-repetition-suffix-len", type=int, default=256)
     add("--prefix-repetition-num-prefixes", type=int, default=10)
@@ -178,9 +179,9 @@ def check_dataset(options: argparse.Namespace) -> None:
     for name, least in LEAST.items():
         at_least(options, name, least=least)
     path, dataset = options.dataset_path, options.dataset_name
-    if dataset in ("custom", "sharegpt") and path is None:
+    if dataset in OF_FILES and path is None:
         raise ValidationError("dataset_path", None, f"the file of the {dataset} dataset")
-    if dataset not in ("custom", "sharegpt") and path is not None:
+    if dataset not in OF_FILES and path is not None:
         raise ValidationError("dataset_path", str(path), f"none with the {dataset} dataset")
 
 
@@ -212,6 +213,8 @@ def dataset_prompts(
             seed=options.seed,
         )
     path, count = options.dataset_path, options.num_prompts
+    if options.dataset_name == "trace":
+        return datasets.trace_file(path, count, vocab_size, options.seed)
     if options.dataset_name == "custom":
         return datasets.custom_file(path, count, options.custom_output_len)
     if encode is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,14 +87,24 @@ def serving_report(
     }
     if goodput:
         report["request_goodput"] = sum(_is_good(t, goodput) for t in done) / duration
+    samples = samples_ms(times)
     for name in metrics:
-        values = samples_ms(times)[name]
-        report[f"mean_{name}_ms"] = statistics.fmean(values) if values else 0.0
-        report[f"median_{name}_ms"] = percentile(values, 50)
-        report[f"std_{name}_ms"] = statistics.pstdev(values) if values else 0.0
-        for percent in percentiles:
-            report[f"p{percent:g}_{name}_ms"] = percentile(values, percent)
+        report |= figures_of(name, samples[name], percentiles)
     return report
+
+
+def figures_of(name: str, values: Any, percentiles: Sequence[float]) -> dict[str, float]:
+    """Mean, median, deviation and percentiles of a metric, whose values are milliseconds."""
+    import numpy as np  # here: flags of commands need none
+
+    found = np.asarray(values, np.float64)
+    mean, deviation = (float(found.mean()), float(found.std())) if len(found) else (0.0, 0.0)
+    return {
+        f"mean_{name}_ms": mean,
+        f"median_{name}_ms": percentile(found, 50),
+        f"std_{name}_ms": deviation,
+        **{f"p{percent:g}_{name}_ms": percentile(found, percent) for percent in percentiles},
+    }
 
 
 def details(times: Sequence[RequestTimes]) -> dict[str, Any]:
@@ -131,7 +140,9 @@ def describe(written: Mapping[str, Any]) -> str:
     )
 
 
-def markdown(report: Mapping[str, Any], percentiles: Sequence[float]) -> str:
+def markdown(
+    report: Mapping[str, Any], percentiles: Sequence[float], metrics: Mapping[str, str] = METRICS
+) -> str:
     """A table of the metrics and a line of throughputs."""
     heads = ["mean", "median", *(f"p{percent:g}" for percent in percentiles)]
     lines = [
@@ -149,7 +160,7 @@ def markdown(report: Mapping[str, Any], percentiles: Sequence[float]) -> str:
         f"| ms | {' | '.join(heads)} |",
         f"|{'---|' * (len(heads) + 1)}",
     ]
-    for name, text in METRICS.items():
+    for name, text in metrics.items():
         if f"mean_{name}_ms" not in report:
             continue
         cells = [f"{report[f'{head}_{name}_ms']:.2f}" for head in heads]

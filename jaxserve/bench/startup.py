@@ -14,6 +14,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,30 +93,58 @@ def seconds_to_healthy(words: list[str], cache: Path) -> float:
     Raises:
         JaxServeError: the server ended or was not healthy in time; holds its last line.
     """
+    port = free_port()
+    command = [sys.executable, "-m", "server", *words, "--port", str(port)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    with healthy_server("jaxserve serve", command, port, environment) as seconds:
+        return seconds
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "server", *words, "--port", str(port)]
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextmanager
+def healthy_server(
+    name: str,
+    command: list[str],
+    port: int,
+    environment: dict[str, str],
+    limit_s: float = GIVE_UP_SECONDS,
+) -> Iterator[float]:
+    """A server of this machine that says healthy, ended behind the block.
+
+    Args:
+        name: by which an error calls it: not its flags, one of which may be a token.
+        command: that starts it.
+        port: on which it is asked for /health.
+        environment: of its process.
+        limit_s: seconds that this may take.
+
+    Yields:
+        Seconds from its start to the first healthy answer.
+
+    Raises:
+        JaxServeError: it ended or was not healthy in time; holds its last line.
+    """
     with tempfile.TemporaryFile("w+") as log:
         begin = time.perf_counter()
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, "XDG_CACHE_HOME": str(cache)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             while not _healthy(port):
                 ended = process.poll() is not None
-                if ended or time.perf_counter() - begin > GIVE_UP_SECONDS:
+                if ended or time.perf_counter() - begin > limit_s:
                     log.seek(0)
                     lines = log.read().split("\n")
                     reason = next((line for line in reversed(lines) if line.strip()), "no output")
-                    state = "ended" if ended else f"was not healthy within {GIVE_UP_SECONDS:.0f} s"
-                    # without its flags, one of which may be a token
-                    raise JaxServeError(f"jaxserve serve {state}: {reason}")
+                    state = "ended" if ended else f"was not healthy within {limit_s:.0f} s"
+                    raise JaxServeError(f"{name} {state}: {reason}")
                 time.sleep(POLL_SECONDS)
-            return time.perf_counter() - begin
+            yield time.perf_counter() - begin
         finally:
             process.terminate()
             process.wait(60)

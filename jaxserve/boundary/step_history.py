@@ -25,7 +25,7 @@ class StepRecord(NamedTuple):
         num_decode_tokens, num_prefill_tokens: tokens of these rows.
         num_running, num_waiting: sequences with a slot and without, once it was planned.
         num_pages: KV pages that requests owned then.
-        num_preempted: sequences that lost their slots to it.
+        num_decode_keys, num_prefill_keys: keys that the tokens of these rows see, added up.
     """
 
     number: int
@@ -45,7 +45,8 @@ class StepRecord(NamedTuple):
     num_running: int
     num_waiting: int
     num_pages: int
-    num_preempted: int
+    num_decode_keys: int = 0
+    num_prefill_keys: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -34,6 +34,7 @@ from jaxserve.errors import QueueFullError, ValidationError
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.request_lives import RequestLives
 from jaxserve.observability.step_clock import ClientClock
+from jaxserve.observability.trace_recorder import TraceRecorder
 from jaxserve.outputs import TIMEOUT, RequestOutput
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Ledger, RequestWork
@@ -63,6 +64,7 @@ class EngineClient(ABC):
         is_paused: the engine was told to begin no step.
         asleep: what the engine was told that it sleeps as it does: which way to free its memory,
             then which part to take back; empty while it is awake.
+        recorder: writes the load down; None: nothing is written.
     """
 
     config: ResolvedConfig
@@ -81,6 +83,7 @@ class EngineClient(ABC):
         self.is_paused = False
         self.asleep: list[Action] = []
         self._inputs: InputProcessor | None = None
+        self.recorder: TraceRecorder | None = None
 
     def _bind(
         self,
@@ -107,6 +110,8 @@ class EngineClient(ABC):
             tokenizer, self.metrics, self._clock, keeps_groups=self.resumes
         )
         self.ledger = Ledger(config, self._clock.now)
+        if self.recorder is not None:
+            self.recorder.begin(config)
 
     @abstractmethod
     def _post(self, body: Body) -> None:
@@ -186,6 +191,8 @@ class EngineClient(ABC):
             self.ledger.ended(request_id)
             raise
         self._processor.add(prepared)
+        if self.recorder is not None:
+            self.recorder.added(request_id, prepared.group)
         if turn.timeout is not None:
             self._deadlines.add(request_id, turn.arrival_time + turn.timeout)
         if not _compiles(prepared.group):
@@ -279,6 +286,8 @@ class EngineClient(ABC):
         self._deadlines.discard(request_id)
         self._queue_deadlines.discard(request_id)
         self.ledger.ended(request_id)
+        if self.recorder is not None:
+            self.recorder.ended(request_id)
 
     def _queued(self, request_id: str) -> None:
         """Start `max_queue_wait` of a request: from now on it waits for its first step alone."""
@@ -321,6 +330,8 @@ class EngineClient(ABC):
         if step.step is not None:
             self.history.record(step.step)
         self.metrics.record_step(step)
+        if self.recorder is not None:
+            self.recorder.took(step, self._clock.now())
         name_of, ledger = self._processor.request_of, self.ledger
         for one in step.queued:
             if (name := name_of(one)) is not None and ledger.compiled(name):

@@ -43,8 +43,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | BeamSearchParams | PoolingParams
 Tokenised = tuple[str | None, list[int], list[PromptSpan]]  # text, token ids, what has places
 
-# of a prompt that is a mapping, beside cache_salt and PARTS
-PROMPT_KEYS = ("prompt", "prompt_token_ids")
+# of a prompt that is a mapping, beside PARTS; and what any such prompt may have
+PROMPT_KEYS, EXTRA_KEYS = ("prompt", "prompt_token_ids"), ("cache_salt",)
 _ONE_TOKEN = SamplingParams(
     temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
 )
@@ -243,7 +243,7 @@ class InputProcessor:
         is_whole = ids is None or not all(isinstance(given, list) for given in parts.values())
         beside = {first} if is_whole else {*parts, "prompt_token_ids"}
         for name, value in prompt.items():
-            if name not in beside | {"cache_salt"} and value is not None:
+            if name not in beside.union(EXTRA_KEYS) and value is not None:
                 raise ValidationError(f"prompt[{name!r}]", value, f"nothing beside {first}")
         if not is_whole:
             tokens = self._check_tokens(ids)
@@ -407,8 +407,8 @@ class InputProcessor:
         if parts := _parts(prompt):
             return self._with_parts(prompt, parts)
         for name, value in prompt.items():
-            if name not in (*PROMPT_KEYS, "cache_salt") and value is not None:
-                allowed = f"{' or '.join(PROMPT_KEYS)}, and cache_salt"
+            if name not in (*PROMPT_KEYS, *EXTRA_KEYS) and value is not None:
+                allowed = f"{' or '.join(PROMPT_KEYS)}, and {', '.join(EXTRA_KEYS)}"
                 raise ValidationError(f"prompt[{name!r}]", value, allowed)
         text, tokens = (prompt.get(name) for name in PROMPT_KEYS)
         if text is not None and not isinstance(text, str):

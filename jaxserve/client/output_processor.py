@@ -111,7 +111,7 @@ class OutputProcessor:
         if step.reports:
             self._take_own_reports(step)
         last_times: list[float] = []  # of the tokens before these
-        num_tokens = 0
+        num_tokens, vectors = 0, step.reports.get(POOLING)
         for entry, (sequence_id, token) in enumerate(zip(step.sequence_ids, step.tokens)):
             found = self._by_sequence.get(sequence_id)
             if found is None:
@@ -126,7 +126,8 @@ class OutputProcessor:
             if stops:
                 stopped[sequence_id] = found[0].request_id
             if output is not None:
-                output.embedding = step.reports.get(POOLING, {}).get(sequence_id)
+                if vectors is not None:
+                    output.embedding = vectors.get(sequence_id)
                 outputs.append(output)
         for sequence_id, hypotheses in step.beams.items():
             found = self._by_sequence.get(sequence_id)

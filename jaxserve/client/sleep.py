@@ -6,10 +6,21 @@ from collections.abc import Sequence
 
 from jaxserve.boundary.messages import Action
 from jaxserve.client.engine_client import EngineClient
+from jaxserve.config.settings import OneOf
 from jaxserve.errors import ValidationError
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 TAGS = {WEIGHTS: Action.WAKE_WEIGHTS, KV_CACHE: Action.WAKE_KV_CACHE}
+
+ABORT, WAIT, KEEP = "abort", "wait", "keep"
+MODES = OneOf((ABORT, WAIT, KEEP))
+
+
+def check_mode(mode: str) -> None:
+    """Raises ValidationError for a mode in which memory cannot be freed."""
+    if mode == KEEP:
+        raise ValidationError("mode", mode, f"{ABORT} or {WAIT}: pages are freed")
+    MODES.checked("mode", mode)
 
 
 def check_tags(tags: Sequence[str] | None) -> None:

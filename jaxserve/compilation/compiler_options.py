@@ -30,10 +30,12 @@ Options = dict[str, str | bool]  # numbers as text, which XLA parses
 # What may be in a graph: kernels that XLA generates and Triton's (FUSION), Mosaic's (CUSTOM_CALL)
 # and the libraries' products. Not loops and branches: steps of greedy and filtered requests have
 # none (`prove_step` counts them), and a loop of a rarer program (logprobs of a prompt) ends one
-# graph and begins another. Not the collectives of tensor parallelism: no machine with several GPUs
-# has run them in a graph.
+# graph and begins another. The collectives of tensor parallelism are in a graph where that is asked
+# for (`graph_collectives`): no machine with several GPUs has run them in one.
 GRAPH_COMMANDS = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION")
-LEAST_GRAPH = "5"  # launches, XLA's default; fewer, between two loops, are started one by one
+COLLECTIVES = "COLLECTIVES"
+# launches; XLA's default of 5 would start most of what is between two collectives one by one
+LEAST_GRAPH = "2"
 # the highest: candidates get operands of the same numbers, and one with another result is not taken
 AUTOTUNE_LEVEL = "4"
 # This pass counts each in-place write as a new KV pool, so with a pool of a third of the device it
@@ -46,19 +48,23 @@ SPLIT_K = "splitk-rewriter"
 UNKNOWN = ("No such compile option", "is not a valid enum value")
 
 
-def compiler_options(platform: str, *, divides_products: bool = False) -> Options:
+def compiler_options(
+    platform: str, *, divides_products: bool = False, graph_collectives: bool = False
+) -> Options:
     """What differs from XLA's defaults on a platform, or must not differ from them.
 
     Args:
         platform: JAX platform name: "cpu", "gpu", "cuda" or "tpu".
         divides_products: whether the linear layers choose the parts of their products themselves.
+        graph_collectives: whether collectives of several GPUs may be in a CUDA graph.
     """
     if platform not in ("gpu", "cuda"):
         return {}
+    commands = (*GRAPH_COMMANDS, COLLECTIVES) if graph_collectives else GRAPH_COMMANDS
     disabled = [REMATERIALIZATION, SPLIT_K] if divides_products else [REMATERIALIZATION]
     return {
         "xla_disable_hlo_passes": ",".join(disabled),
-        "xla_gpu_enable_command_buffer": ",".join(GRAPH_COMMANDS),
+        "xla_gpu_enable_command_buffer": ",".join(commands),
         "xla_gpu_graph_min_graph_size": LEAST_GRAPH,
         "xla_gpu_autotune_level": AUTOTUNE_LEVEL,
     }

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.export
 
+from jaxserve.parallel.mesh import is_divided
 from pallas_kernels.native import own_folder
 from pallas_kernels.native.library import TARGETS
 
@@ -116,7 +117,7 @@ def lowered_step_cache(
     own = sorted(name for name in modules if name.split(".")[0] not in SOURCES)
     if folder is None:
         reason = "there is no compilation cache"
-    elif mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
+    elif is_divided(mesh.size) or mesh.devices.flat[0].platform != "cpu":
         reason = "only those of one CPU are"
     elif importlib.util.find_spec("flatbuffers") is None:
         reason = "flatbuffers is not installed"

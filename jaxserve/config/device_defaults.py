@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxserve.errors import ValidationError
 
@@ -26,10 +26,17 @@ DEFAULTS = {
     "gpu": DeviceDefaults(256, 2048, 16, 1, ALL, False, 800.0),
     "tpu": DeviceDefaults(128, 1024, 128, 1, 16, True, 900.0),
 }
+# page sizes of GPUs by compute capability, the others have the one above. Hopper's kernels pay for
+# each copy of a page; Triton's read tokens one by one (docs/kernels.md, "The size of a page")
+GPU_PAGE_SIZES = {"9.0": 64}
 
 
-def device_defaults(platform: str) -> DeviceDefaults:
-    """Defaults of a jax platform name.
+def device_defaults(platform: str, capability: str | None = None) -> DeviceDefaults:
+    """Defaults of a device.
+
+    Args:
+        platform: its jax platform name.
+        capability: `jax.Device.compute_capability` of a GPU, such as "9.0"; None: not known.
 
     Raises:
         ValidationError: an unknown platform.
@@ -37,4 +44,7 @@ def device_defaults(platform: str) -> DeviceDefaults:
     kind = "gpu" if platform in ("gpu", "cuda", "rocm") else platform
     if kind not in DEFAULTS:
         raise ValidationError("platform", platform, f"one of {', '.join(DEFAULTS)}")
-    return DEFAULTS[kind]
+    defaults = DEFAULTS[kind]
+    if kind != "gpu" or capability not in GPU_PAGE_SIZES:
+        return defaults
+    return replace(defaults, page_size=GPU_PAGE_SIZES[capability])

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from typing import Any, Self
 
 from checkpoints import bundled_model_path
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.config.flags import add_flag
+from jaxserve.config.flags import SHORT, add_flag
 from jaxserve.config.settings import defaults_of, settings_of
-from jaxserve.config.vllm_arguments import ARGUMENTS, RENAMED, own_settings
+from jaxserve.config.vllm_arguments import (
+    ARGUMENTS,
+    RENAMED,
+    Argument,
+    add_vllm_flag,
+    own_settings,
+)
 from jaxserve.errors import ValidationError
 
 _OWN = settings_of(EngineConfig)
-# what vLLM alone has; None asks for nothing
-_OTHERS = sorted((ARGUMENTS.keys() | RENAMED.keys()) - _OWN.keys())
-_NAMES = {*_OWN, *_OTHERS}
+# what vLLM alone has
+_OTHERS = {name: Argument(None) for name in RENAMED} | ARGUMENTS
+_OTHERS = {name: _OTHERS[name] for name in sorted(_OTHERS.keys() - _OWN.keys())}
+_DEFAULTS = {name: argument.default for name, argument in _OTHERS.items()}
+_DEFAULTS |= {name: defaults_of(EngineConfig).get(name) for name in _OWN}
 
 
 def _field(name: str) -> tuple[str, Any, Any]:
-    return name, Any, dataclasses.field(default=defaults_of(EngineConfig).get(name))
+    default = _DEFAULTS[name]
+    if isinstance(default, list | dict):
+        return name, Any, dataclasses.field(default_factory=default.copy)
+    return name, Any, dataclasses.field(default=default)
 
 
 _Fields: Any = dataclasses.make_dataclass("_Fields", [_field(name) for name in (*_OWN, *_OTHERS)])
@@ -39,7 +49,7 @@ class EngineArgs(_Fields):
     model: str | None
 
     def __init__(self, *given: Any, **named: Any):
-        for name in named.keys() - _NAMES:
+        for name in named.keys() - _DEFAULTS.keys():
             allowed = f"one of the settings {', '.join(_OWN)}, or an argument of vLLM's EngineArgs"
             raise ValidationError(name, named[name], allowed)
         super().__init__(*given, **named)
@@ -58,19 +68,18 @@ class EngineArgs(_Fields):
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """A flag for each argument; those of vLLM alone take any value, or none for true."""
+        """A flag for each argument."""
         parser.add_argument("--model", default=str(bundled_model_path()), metavar="MODEL")
         parser.add_argument("--served-model-name", nargs="+", default=(), metavar="NAME")
         parser.add_argument("--skip-tokenizer-init", action="store_true")
         for name, item in _OWN.items():
             if item.flag:
-                add_flag(parser, EngineConfig, name)
+                add_flag(parser, EngineConfig, name, short=SHORT.get(name))
         group = parser.add_argument_group("of vLLM: passed over or refused, see docs/sdk.md")
-        for name in _OTHERS:
-            if name.startswith("_"):
-                continue  # vLLM's own processes say these to one another
-            flag = "--" + name.replace("_", "-")
-            group.add_argument(flag, nargs="?", const=True, type=_value, metavar="VALUE")
+        for name, argument in _OTHERS.items():
+            # vLLM's own processes say some to one another
+            if not name.startswith("_") and name not in RENAMED:
+                add_vllm_flag(group, name, argument, default=argument.default)
         return parser
 
     @classmethod
@@ -82,11 +91,3 @@ class EngineArgs(_Fields):
 
 class AsyncEngineArgs(EngineArgs):
     """The same for `AsyncLLMEngine.from_engine_args`."""
-
-
-def _value(text: str) -> Any:
-    """JSON where it is some, else the text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

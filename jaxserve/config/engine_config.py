@@ -401,6 +401,12 @@ class EngineConfig:
         "Sum every row of a linear layer in one order, however many rows a step has, so that a "
         "request's numbers do not depend on the requests beside it; linear_backend native alone.",
     )
+    graph_collectives: bool = program_setting(
+        False,
+        Switch(),
+        "Record the sums over several GPUs in the CUDA graphs of the steps; nothing where "
+        "tensor_parallel_size is 1, or the devices are no GPUs. No machine has run it yet.",
+    )
     compile_ahead: int | None = program_setting(
         None,
         Integer(1),

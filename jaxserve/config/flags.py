@@ -23,6 +23,12 @@ from jaxserve.config.settings import (
 
 _INTEGER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 CLASSES = "MODULE:CLASS"
+# vLLM's
+SHORT = {
+    "tensor_parallel_size": "-tp",
+    "quantization": "-q",
+    "scheduling_policy": "--scheduler-cls",
+}
 _FACTORS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
 

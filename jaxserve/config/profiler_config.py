@@ -16,9 +16,9 @@ class ProfilerConfig:
     """vLLM's `profiler_config`: where `start_profile` records to.
 
     Attributes:
-        profiler: passed over: the trace is JAX's.
         torch_profiler_dir: the folder.
         delay_iterations, max_iterations: 0, since `start_profile` and `stop_profile` say when.
+        profiler, ignore_frontend, torch_profiler_...: passed over: the trace is JAX's.
 
     Raises:
         ValidationError: other iterations.
@@ -28,6 +28,13 @@ class ProfilerConfig:
     torch_profiler_dir: str = FOLDER
     delay_iterations: int = 0
     max_iterations: int = 0
+    ignore_frontend: bool = False
+    torch_profiler_with_stack: bool = True
+    torch_profiler_with_flops: bool = False
+    torch_profiler_with_memory: bool = False
+    torch_profiler_record_shapes: bool = False
+    torch_profiler_use_gzip: bool = True
+    torch_profiler_dump_cuda_time_total: bool = True
 
     def __post_init__(self) -> None:
         for name in ("delay_iterations", "max_iterations"):

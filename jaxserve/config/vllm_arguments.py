@@ -6,6 +6,7 @@ is a setting of `EngineConfig`, a setting under another name (`RENAMED`), or a r
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 from collections.abc import Mapping
@@ -47,6 +48,27 @@ def read_arguments(package: str, file: str) -> dict[str, Argument]:
 ARGUMENTS = read_arguments("jaxserve.config", "vllm_arguments.json")
 
 
+def add_vllm_flag(parser: Any, name: str, argument: Argument, **how: Any) -> None:
+    """The flag of an argument: a switch, values, or one value in JSON or as text.
+
+    Args:
+        parser: parser or group of arguments.
+        name: of the argument.
+        argument: it.
+        how: further arguments of `add_argument`, as `default`.
+
+    Raises:
+        argparse.ArgumentError: the parser has it already.
+    """
+    how["type"] = _value
+    if argument.switch or isinstance(argument.default, bool):
+        how |= {"action": argparse.BooleanOptionalAction}
+        del how["type"]
+    elif isinstance(argument.default, list):
+        how["nargs"] = "+"
+    parser.add_argument("--" + name.replace("_", "-"), **how)
+
+
 def own_settings(
     given: Mapping[str, Any], arguments: Mapping[str, Argument] = ARGUMENTS
 ) -> dict[str, Any]:
@@ -77,7 +99,7 @@ def own_settings(
                 shown = f"one of {', '.join(map(repr, argument.passes))}"
                 why = f" ({argument.instead})" if argument.instead else ""
                 raise ValidationError(name, value, shown + why)
-            if value is not None:
+            if value is not None and not _same(value, argument.default):
                 passed.append(name)
     if passed:
         logger.info("arguments without a meaning here: %s", ", ".join(sorted(passed)))
@@ -87,10 +109,12 @@ def own_settings(
 def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     """What vLLM's scripts say by another setting, where the setting itself is not given.
 
-    `runner="pooling"` asks for embeddings, a `max_model_len` among `hf_overrides` for a context.
+    `runner="pooling"` or `convert="embed"` asks for embeddings, a `max_model_len` among
+    `hf_overrides` for a context.
     """
     said = dict(given)
-    if given.get("runner") == "pooling":  # False is what flags say that were not given
+    # False is what flags say that were not given
+    if given.get("runner") == "pooling" or given.get("convert") == "embed":
         said["enable_embeddings"] = True
     overrides = given.get("hf_overrides")
     if isinstance(overrides, Mapping) and "max_model_len" in overrides:
@@ -99,6 +123,14 @@ def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
         if given.get("max_model_len") is None:
             said["max_model_len"] = overrides["max_model_len"]
     return said
+
+
+def _value(text: str) -> Any:
+    """JSON where it is some, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import replace
 
 from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.messages import (
@@ -24,7 +23,7 @@ from jaxserve.boundary.messages import (
     StepOutput,
 )
 from jaxserve.boundary.reports import LOGPROBS
-from jaxserve.boundary.work import Work
+from jaxserve.engine.counts import EngineCounts
 from jaxserve.engine.features import EngineFeatures, Reports
 from jaxserve.engine.integrity import Integrity
 from jaxserve.engine.pace import Pace
@@ -33,7 +32,7 @@ from jaxserve.errors import MessageError, RowError
 from jaxserve.execution.results import PackedStep, StepInFlight
 from jaxserve.execution.runner import Runner
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.models.cost import ModelCost, Row
+from jaxserve.models.cost import ModelCost
 from jaxserve.observability.busy_window import BusyWindow
 from jaxserve.observability.step_clock import StepClock
 from jaxserve.request.request import Request
@@ -81,10 +80,8 @@ class Engine:
         self.pace: Pace | None = None
         self.on_dispatch: Callable[[int, StepPlan], None] | None = None
         self._overlap = overlap
-        self._cost, self._work = cost, None if cost is None else Work()
         self._in_flight: StepInFlight | None = None
-        self._num_steps = 0
-        self._num_preempted = 0  # when the last step was dispatched
+        self._counts = EngineCounts(scheduler, cost)
         self._clock = StepClock()
         self._busy = BusyWindow() if busy is None else busy
         self.features = EngineFeatures(
@@ -232,13 +229,10 @@ class Engine:
         if self.pace is not None:
             self.pace.begins(packed.program.layout.shape, plan.rows)
         dispatched = self.runner.dispatch(plan, packed)
-        clock.dispatched(_newcomers(plan), self._counts_of(plan))
-        if self._cost is not None and self._work is not None:
-            rows = map(Row, plan.rows.starts, plan.rows.lengths)
-            self._work = self._work.plus(self._cost.of_step(rows, len(plan.samples)))
+        clock.dispatched(_newcomers(plan), self._counts.of_step(plan))
         if self.on_dispatch is not None:
-            self.on_dispatch(self._num_steps, plan)
-        self._num_steps += 1
+            self.on_dispatch(self._counts.num_steps, plan)
+        self._counts.dispatched(plan)
         if left_out:
             for request_id, error in left_out.items():
                 self._arrivals.fail(request_id, error)
@@ -265,35 +259,13 @@ class Engine:
         seen = self.scheduler.commit(step.plan, result.tokens, result.counts)
         return seen, self.features.took(step, result, seen)
 
-    def _counts_of(self, plan: StepPlan) -> dict[str, int]:
-        """What a step holds, and the engine now that it is planned, by fields of `StepRecord`."""
-        scheduler, lengths, first = self.scheduler, plan.rows.lengths, plan.num_decode
-        before, self._num_preempted = self._num_preempted, scheduler.num_preemptions
-        return {
-            "num_decode": first,
-            "num_prefill": len(plan.tokens),
-            "num_decode_tokens": sum(lengths[:first]),
-            "num_prefill_tokens": sum(lengths[first:]),
-            "num_running": len(scheduler.running),
-            "num_waiting": scheduler.num_waiting,
-            "num_pages": scheduler.pages.pool.num_used,
-            "num_preempted": scheduler.num_preemptions - before,
-        }
-
     def stats(self) -> EngineStats:
-        s = self.scheduler
-        return EngineStats(
-            num_running=len(s.running),
-            num_waiting=s.num_waiting,
-            page_usage=s.pages.usage,
-            num_preemptions=s.num_preemptions,
-            num_steps=self._num_steps,
-            num_programs=len(self.runner.programs.programs),
-            times=replace(self._clock.times),
-            pages=s.page_stats(),
-            num_integrity_failures=self._integrity.num_failures,
-            num_beam_shrinks=self._beams.num_shrinks,
-            work=self._work,
+        """A snapshot for metrics."""
+        return self._counts.stats(
+            self._clock.times,
+            programs=len(self.runner.programs.programs),
+            integrity_failures=self._integrity.num_failures,
+            beam_shrinks=self._beams.num_shrinks,
         )
 
     def _take_view(self) -> EngineView:

@@ -27,7 +27,7 @@ FEW_ROWS = 16  # decode rows of the smaller mixed programs
 MOST_SPECIAL = 32  # rows that the costly features work on, but in the largest programs
 MOST_LANES = 32
 TOKENS_PER_LANE = 16
-MOST_COMPILE_THREADS = 4
+MOST_COMPILE_THREADS = 16  # no more than the host has cores
 MOST_CHOICES = 4096  # steps whose program is remembered
 
 

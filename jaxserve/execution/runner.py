@@ -57,6 +57,7 @@ from jaxserve.execution.step_shape import StepShape
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
+from jaxserve.models.linear import dequantized_bytes
 from jaxserve.models.protocol import Model
 from jaxserve.scheduling.plan import StepPlan
 
@@ -122,10 +123,15 @@ class Runner:
         self._num_host_pages = config.cache.num_host_pages
         self.compiler_options = accepted(
             compiler_options(
-                mesh.devices.flat[0].platform, divides_products=backends.divides_products
+                mesh.devices.flat[0].platform,
+                divides_products=backends.divides_products,
+                graph_collectives=config.asked.graph_collectives,
             )
         )
         self._structure, self._leaves = split_model(model)
+        # of the part that a device multiplies with
+        dequantized = dequantized_bytes(model, backends.matmul, self._itemsize)
+        self._dequantized = dequantized // mesh.size
         most, vocab_size = config.asked.max_logprobs, model_config.vocab_size
         self.num_logprobs = min(most if most >= 0 else vocab_size, vocab_size)
         if most < 0:
@@ -243,7 +249,8 @@ class Runner:
             weights=self.weight_bytes,
             tables=self.state_shape().table_bytes + self._buffers.device_bytes,
             transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts),
-            temporaries=max(
+            temporaries=self._dequantized
+            + max(
                 temporary_bound(shape, self._model_config, self._itemsize)
                 for shape in self._shapes[:2]
             ),

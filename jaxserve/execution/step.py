@@ -29,6 +29,7 @@ from jaxserve.models.attention import GroupTables, PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model, TokenRows
+from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import PrefillLanes
 
 
@@ -311,7 +312,7 @@ def _logits_of(spec: StepSpec, model: Model) -> Any:
 
 def _replicate(x: jax.Array, mesh: Mesh) -> jax.Array:
     """Logits [R, V] on every device."""
-    if mesh.size == 1:
+    if not is_divided(mesh.size):
         return x
     if x.shape[1] % mesh.shape["model"] == 0:
         # each device's part first: of few rows XLA would rather gather the weight that makes them

@@ -69,8 +69,12 @@ def page() -> str:
     parts.append(_table(("parameter", "default", "allowed", "meaning", "read by"), rows))
     parts.append(OTHERS + "\n")
     others = sorted(ARGUMENTS.items())
-    rows = [(f"`{name}`", _neutral(one.passes)) for name, one in others if one.passes is not None]
-    parts.append(_table(("passed over", "with the values"), rows))
+    rows = [
+        (f"`{name}`", _neutral(one.passes), one.instead)
+        for name, one in others
+        if one.passes is not None
+    ]
+    parts.append(_table(("passed over", "with the values", "others are refused because"), rows))
     rows = [(f"`{name}`", one.instead) for name, one in others if one.passes is None]
     parts.append("\n" + _table(("refused", "because, or instead"), rows))
     return "".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,10 @@ from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVFormat
+from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import Backends, KernelError, choose_backends, require_backend
+
+logger = logging.getLogger(__name__)
 
 
 def backends_for(
@@ -39,7 +43,7 @@ def backends_for(
     # devices of other platforms have none
     capability = getattr(device, "compute_capability", None)
     chosen = choose_backends(kind, platform, shape, integers, capability=capability)
-    if devices > 1:
+    if is_divided(devices):
         chosen = chosen.sharded()
     for operation in ("decode", "prefill", "linear"):
         wanted = getattr(config.asked, f"{operation}_backend")
@@ -56,3 +60,29 @@ def backends_for(
             changed["residual_norm"] = None
         chosen = replace(chosen, **changed)
     return chosen
+
+
+def warn_of_token_scales(
+    config: ResolvedConfig, model: ModelConfig, device: jax.Device, chosen: Backends
+) -> None:
+    """A warning where `kv_cache_dtype` keeps attention off the best kernels of the device.
+
+    Args:
+        config, model, device: as for `backends_for`.
+        chosen: its answer.
+    """
+    asked = config.asked
+    scaled = KVFormat.of(asked.kv_cache_dtype, config.model.dtype).token_scales
+    if not scaled or asked.decode_backend is not None or asked.prefill_backend is not None:
+        return
+    asked = replace(asked, kv_cache_dtype="fp8")
+    without = backends_for(replace(config, asked=asked), model, device, integers=None)
+    if (chosen.decode, chosen.prefill) != (without.decode, without.prefill):
+        logger.warning(
+            "kv_cache_dtype=%s: a scale a token keeps attention on the kernels of %s; "
+            "kv_cache_dtype=fp8 is as small, and runs on %s on %s",
+            config.asked.kv_cache_dtype,
+            " and ".join(dict.fromkeys((chosen.decode, chosen.prefill))),
+            " and ".join(dict.fromkeys((without.decode, without.prefill))),
+            device.device_kind,
+        )

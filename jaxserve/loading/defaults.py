@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-import jax
-
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import (
@@ -30,20 +28,25 @@ PRESET_FACTORS = {"chat": (0.5, 0.5), "balanced": (1.0, 1.0), "bulk": (2.0, 2.0)
 
 
 def resolve(
-    config: EngineConfig, model: ModelConfig, device: jax.Device, quantization: str = ""
+    config: EngineConfig,
+    model: ModelConfig,
+    platform: str,
+    quantization: str = "",
+    capability: str | None = None,
 ) -> ResolvedConfig:
     """What was asked for with nothing left open but the pages, which memory decides.
 
     Args:
         config: what was asked for.
         model: that is served.
-        device: one of those that serve it.
+        platform: jax's name of that of the devices that serve it.
         quantization: of the weights, see `ModelSettings`.
+        capability: `jax.Device.compute_capability` of a GPU, such as "9.0".
 
     Raises:
         ValidationError: settings that contradict each other or the model.
     """
-    defaults = device_defaults(device.platform)
+    defaults = device_defaults(platform, capability)
     model_limit = model.max_context_length
     if config.max_model_len is not None and config.max_model_len > model_limit:
         raise ValidationError(

@@ -15,8 +15,11 @@ from checkpoints.store import is_store
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
+from jaxserve.execution.host_memory import available_bytes
+from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.runner import Runner
-from jaxserve.loading.backend_choice import backends_for
+from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
+from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, require_room, room_of, weights_at_most
 from jaxserve.loading.defaults import resolve
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
@@ -36,6 +39,7 @@ from jaxserve.models.weight_plan import (
     plan_weights,
 )
 from jaxserve.models.weights import abstract_model, check_tensors, with_stored_head
+from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
 
@@ -157,12 +161,17 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
         asked = replace(asked, quantization=written)
     model = read_model_config(files.model, asked.hf_overrides)
     model = replace(_with_head_tokens(model, files), attention_window=asked.attention_window)
+    model = model.spread_over(mesh.shape["model"])
+    ShardingRules.for_model(mesh, model)  # refuses what does not divide before it is fetched
     device = mesh.devices.flat[0]
     quantized = None if stored else quantization_of(files.model)
     found = quantized and quantized[0]
     online = asked.quantization if stored else online_quantization(asked.quantization, found)
-    config = resolve(asked, model, device, online or found or "")
+    # devices of other platforms have no compute capability
+    capability = getattr(device, "compute_capability", None)
+    config = resolve(asked, model, device.platform, online or found or "", capability)
     dtype = config.model.dtype
+    _require_room(config, model, mesh)
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(
             "dtype=float16: a CPU has no products of it and converts every operand; "
@@ -192,6 +201,7 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
         # native kernels are compiled at their first use on a machine
         with report.phase("preparing kernels (the first start on a machine compiles some)"):
             backends = backends_for(config, model, device, integers)
+            warn_of_token_scales(config, model, device, backends)
         report.say(
             f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
             f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
@@ -202,6 +212,48 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
         else:
             plan = plan_weights(model, form, dtype, checkpoint)
     return EnginePlan(config, model, backends, form, plan, str(files.model), str(files.tokenizer))
+
+
+def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> None:
+    """Refuse by config.json alone what no device here holds; warn where one context does not fit.
+
+    Raises:
+        ValidationError: the weights do not fit, with the sum.
+    """
+    asked, quantization = config.asked, config.model.quantization
+    if quantization not in WEIGHT_FORMS:
+        return  # what the weights of these take only their headers say
+    memory, share, devices = device_limit(mesh.devices.flat[0]), asked.gpu_memory_utilization, 1
+    if memory is None:  # devices of a CPU share the host's
+        memory, share = available_bytes(reserve=asked.memory_reserve), 1.0
+    else:
+        devices = asked.tensor_parallel_size
+    if memory is None or weights_at_most(model) < MUCH * memory * share:
+        return
+    kv_format = KVFormat.of(asked.kv_cache_dtype, config.model.dtype)
+    row = (
+        2
+        * model.num_kv_heads
+        * (model.head_dim * kv_format.dtype.itemsize + (2 if kv_format.token_scales else 0))
+    )
+    room = room_of(
+        model,
+        config.model.dtype,
+        quantization,
+        memory=memory,
+        share=share,
+        devices=devices,
+        token_bytes=row * model.num_layers,
+    )
+    require_room(model, asked.model, config.model.dtype, quantization, room)
+    longest = config.scheduler.max_model_len
+    if room.tokens < longest and not any(model.windows):
+        logger.warning(
+            "of a context of %d tokens %d fit beside the weights:\n%s",
+            longest,
+            room.tokens,
+            "\n".join(room.lines()),
+        )
 
 
 def _with_head_tokens(model: ModelConfig, files: ModelFiles) -> ModelConfig:
@@ -236,9 +288,10 @@ def _planned(
     config = replace(config, sampling_defaults=defaults)
     with report.phase("planning memory"):
         chosen = replace(chosen, kv_scales=_kv_scales(chosen, files))
-        runner = chosen.runner(mesh)
         begin = time.monotonic()
-        config = plan_pool(config, runner, mesh)
+        while not config.cache.num_pages:
+            runner = replace(chosen, config=config).runner(mesh)
+            config = plan_pool(config, runner, mesh)
         cache, scheduler = config.cache, config.scheduler
         longest = runner.page_groups.most_held(scheduler.max_model_len, cache.page_size)
         report.say(

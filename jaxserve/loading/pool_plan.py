@@ -17,6 +17,7 @@ from jaxserve.execution.memory_plan import (
     plan_num_pages,
 )
 from jaxserve.execution.runner import Runner
+from jaxserve.loading.kernel_limits import addressable_pages, within_table
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
     and the two largest programs are compiled to verify it. They serve; only if they need more than
     the bound left is the plan made, and they compiled, again.
 
+    What the kernels cannot address is not planned (`jaxserve/loading/kernel_limits.py`). Where
+    there are to be fewer slots the plan is for another runner: the pages are not settled then.
+
     Args:
         config: of the engine.
         runner: is told its pool; knows what it needs beside.
@@ -39,7 +43,8 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
         ValidationError: memory does not hold what was asked for, or not one page.
     """
     asked, scheduler, page_size = config.asked, config.scheduler, config.cache.page_size
-    page_bytes = runner.cache.page_bytes(mesh.shape["model"])
+    shards = mesh.shape["model"]
+    page_bytes = runner.cache.page_bytes(shards)
     longest = scheduler.max_model_len
     groups = runner.page_groups
     # to all slots, with the trash
@@ -47,7 +52,8 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
 
     def settle(num_bytes: int, field: str, value: float | None) -> ResolvedConfig:
         budget = CacheBudget(num_bytes, field, value)
-        num_pages = asked.num_pages or plan_num_pages(budget, page_bytes, useful)
+        wanted = asked.num_pages or plan_num_pages(budget, page_bytes, useful)
+        num_pages = addressable_pages(config, runner.cache, shards, wanted)
         fits = groups.longest(num_pages - 1, page_size, longest)
         if fits < 1:
             least = groups.most_held(1, page_size) + 1
@@ -62,12 +68,12 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
                 fits,
             )
         held = fits if shortened else longest
-        runner.set_pool(num_pages, held)
-        return replace(
-            config,
-            cache=replace(config.cache, num_pages=num_pages),
-            scheduler=replace(scheduler, max_model_len=held),
-        )
+        settled = replace(config, scheduler=replace(scheduler, max_model_len=held))
+        settled = within_table(settled, runner.cache)
+        if settled.scheduler.max_num_seqs < scheduler.max_num_seqs:
+            return settled
+        runner.set_pool(num_pages, settled.scheduler.max_model_len)
+        return replace(settled, cache=replace(config.cache, num_pages=num_pages))
 
     limit = device_limit(mesh.devices.flat[0])
     if limit is None or asked.num_pages is not None or asked.kv_cache_memory_bytes is not None:
@@ -85,6 +91,8 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
     held = sum(demand)
     for _ in range(MOST_PLANS):
         settled = settle(share - held, field, utilization)
+        if not settled.cache.num_pages:
+            return settled
         needed = runner.compile_largest()
         if needed <= share:
             return settled

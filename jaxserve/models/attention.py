@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache, KVPages
 from jaxserve.models.protocol import Attend, Rotation
+from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import PrefillLanes
 from pallas_kernels.linear import Norm
 
@@ -119,7 +120,7 @@ def make_attend(
 
         weights = [None if norm is None else norm.weight for norm in norms]
         operands = (held, qkv, (rotation.cos, rotation.sin), weights, batch)
-        if mesh.size == 1:
+        if not is_divided(mesh.size):
             return on_local_heads(*operands)
         everywhere, pool = PartitionSpec(), cache.specs()
         projection = PartitionSpec(None, None, "model", None, None)

@@ -12,6 +12,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection
 from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
 from jaxserve.models.protocol import Angles, AtLayer, Cache, Rotation
+from pallas_kernels.quantized_matmul import Rows
 
 
 class Attention(nnx.Module):
@@ -29,6 +30,7 @@ class Attention(nnx.Module):
         head_norms: Callable[[jax.Array], jax.Array] | None = None,
     ):
         """`head_norms` is done to a projection [T, KVH, G + 2, D] that the kernels do not norm."""
+        self.form = form
         self.head_norms = head_norms
         groups = config.num_heads // config.num_kv_heads
         self.rotary_backend = "native" if form.backend == "native" else "xla"
@@ -72,14 +74,14 @@ class Attention(nnx.Module):
         flat = out.reshape(x.shape[0], -1)
         return at.rows.apply("output", at.layer, self.output, flat, residual=residual), cache
 
-    def product(
-        self, normed: jax.Array, cache: Cache, at: AtLayer[Cache]
-    ) -> tuple[jax.Array, Cache]:
+    def product(self, normed: Rows, cache: Cache, at: AtLayer[Cache]) -> tuple[jax.Array, Cache]:
         """attention(normed): normed [T, E] -> (parts [S, T, E] of the output, cache)."""
         assert self.head_norms is None
+        dtype = normed.dtype
         qkv = self.qkv.in_parts(normed) if self.in_parts else self.qkv(normed)[None]
-        out, cache = at.attend(cache, at.layer, qkv, self._rotation(at.angles), normed.dtype)
-        return self.output.in_parts(out.reshape(normed.shape[0], -1)), cache
+        out, cache = at.attend(cache, at.layer, qkv, self._rotation(at.angles), dtype)
+        flat = out.reshape(1, normed.shape[0], -1)
+        return self.output.after(self.form, flat, dtype), cache
 
     def _rotation(self, angles: Angles) -> Rotation:
         return Rotation(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from jaxserve.errors import ValidationError
 from jaxserve.models.rope import RopeConfig
@@ -57,6 +58,8 @@ class ModelConfig:
         attention_window: of every layer at most, whatever its own is; None: no such bound.
         head: of a model that classifies; None: it generates.
         matryoshka: the sizes to which its vectors may be cut; (): any; None: they may not.
+        kv_copies: heads side by side that have the keys and values of one of the checkpoint's, for
+            as many more devices; `num_kv_heads` counts all of them.
     """
 
     architecture: str
@@ -85,6 +88,15 @@ class ModelConfig:
     attention_window: int | None = None
     head: Head | None = None
     matryoshka: tuple[int, ...] | None = None
+    kv_copies: int = 1
+
+    def spread_over(self, devices: int) -> Self:
+        """The config of the same model with a KV head for each device, where the devices are a
+        multiple of them: neighbours have copies of one, each for a part of its query heads."""
+        heads = self.num_kv_heads
+        if devices <= heads or devices % heads or self.num_heads % devices:
+            return self
+        return replace(self, num_kv_heads=devices, kv_copies=devices // heads)
 
     @property
     def labels(self) -> tuple[str, ...]:

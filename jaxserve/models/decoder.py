@@ -15,6 +15,7 @@ from jaxserve.models.linear import LinearForm, Projection, parameter
 from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
 from jaxserve.models.protocol import Angles, AtLayer, Attend, Cache, TokenRows
 from jaxserve.models.rope import rope_tables
+from jaxserve.parallel.spread import WHOLE
 from pallas_kernels.linear import linear
 
 
@@ -82,14 +83,25 @@ class Decoder(nnx.Module):
             return jnp.zeros((len(hidden), self.config.vocab_size), jnp.float32)
         if self.lm_head is not None:
             return self.lm_head(hidden, out_dtype=jnp.float32, live=live)
-        return linear(
-            hidden,
-            self.embedding[...],
-            out_dtype=jnp.float32,
-            live=live,
-            row_invariant=self.form.row_invariant,
-            backend=self.form.backend,
+
+        def tied(hidden: jax.Array, table: jax.Array, live: jax.Array | None) -> jax.Array:
+            return linear(
+                hidden,
+                table,
+                out_dtype=jnp.float32,
+                live=live,
+                row_invariant=self.form.row_invariant,
+                backend=self.form.backend,
+            )
+
+        operands, spread = (hidden, self.embedding[...], live), self.form.spread
+        if spread is None:
+            return tied(*operands)
+        specs = WHOLE, spread.rules.spec(("vocab", "hidden")), WHOLE
+        scores: jax.Array = spread.on_devices(
+            tied, operands, specs, spread.rules.spec((None, "vocab"))
         )
+        return scores
 
     def scores(self, hidden: jax.Array) -> jax.Array:
         """Of a model that classifies: normed hidden states [N, E] -> float32 [N, labels]."""

@@ -22,13 +22,13 @@ def tensors_of(source: Source | Stack, value: Any, is_matrix: bool) -> dict[str,
     totals = source.tensors(value.shape, is_matrix)
     found = {name: np.empty(shape, value.dtype) for name, shape in totals.items()}
     done = 0
-    for name, count, first, order in source.parts:
-        part = rows[:, done : done + count]
+    for name, count, first, order, copies in source.parts:
+        part = rows[::copies, done : done + count]
         if order is not None:
-            heads = part.reshape(units, count // len(order), len(order), *tail)
+            heads = part.reshape(len(part), count // len(order), len(order), *tail)
             natural = np.empty_like(heads)
             natural[:, :, list(order)] = heads
             part = natural.reshape(part.shape)
-        found[name][first : first + units * count] = part.reshape(units * count, *tail)
+        found[name][first : first + len(part) * count] = part.reshape(len(part) * count, *tail)
         done += count
     return found

@@ -16,6 +16,7 @@ from jaxserve.models.layer_groups import LayerGroups
 from pallas_kernels import (
     AttentionShape,
     Backends,
+    PageFacts,
     PrefillLanes,
     ScaledPages,
     paged_decode_and_write,
@@ -36,7 +37,8 @@ class KVPages(NamedTuple):
     is `n * num_pages` .. of the first axis.
 
     Attributes:
-        pages: [L * num_pages, page_size, 2, num_kv_heads, head_dim] keys and values.
+        pages: [L * num_pages, page_size, 2, num_kv_heads, head_dim] keys and values; a head may be
+            several rows that lie side by side (`Backends.head_rows`).
         k_scale, v_scale: bfloat16, or its bits, [L * num_pages, num_kv_heads * page_size] scales of
             8-bit keys and values; None where tokens have none of their own. Heads and tokens are
             one axis, for a TPU would not hold the pages of three axes in their order.
@@ -190,7 +192,8 @@ class KVCache:
     def pool_shape(self) -> tuple[int, ...]:
         """Of `KVPages.pages`."""
         places = self.groups.layers_per_page * self.num_pages
-        return places, self.page_size, 2, self.num_kv_heads, self.head_dim
+        rows = self.backends.head_rows
+        return places, self.page_size, 2, self.num_kv_heads * rows, self.head_dim // rows
 
     @property
     def token_bytes(self) -> int:
@@ -206,6 +209,12 @@ class KVCache:
     def page_bytes(self, shards: int) -> int:
         """Bytes of one page on each of so many devices that share its heads."""
         return self.page_size * self.groups.layers_per_page * self._row_bytes // shards
+
+    def addressable(self, num_pages: int, shards: int) -> int:
+        """How many pages the kernels of a device address, up to `num_pages`."""
+        rows = self.groups.layers_per_page * self.page_size * 2 * self.num_kv_heads // shards
+        page = PageFacts(rows, self.head_dim, self.format.dtype.itemsize)
+        return self.backends.most_pages(page, num_pages)
 
     def shapes(self) -> KVPages:
         """Shapes and types of the arrays."""
@@ -244,6 +253,8 @@ class KVCache:
     ) -> KVPages:
         """The cache with T tokens of a layer written, see `pallas_kernels.write_kv`."""
         options = {"first_page": self._first_page(layer), **self.backends.write_options}
+        rows = k.shape[1] * self.backends.head_rows, self.head_dim // self.backends.head_rows
+        k, v = (part.reshape(-1, *rows) for part in (k, v))
         if self.format.token_scales:
             pages = ScaledPages(held.pages, *_by_head(held))
             written = write_kv_scaled(pages, k, v, page_ids, offsets, **options)

@@ -2,11 +2,13 @@
 
 Weights are stored [out, in] and contracted on their last axis: the only form in which XLA:CPU
 reaches its fast bfloat16 matmul, and as good as any on GPU and TPU. Every parameter names its
-logical axes, which `jaxserve.parallel.ShardingRules` maps to mesh axes.
+logical axes, which `jaxserve.parallel.ShardingRules` maps to mesh axes. Over several devices a
+product runs on each of them with its part of the weight (`jaxserve.parallel.spread`).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,13 @@ from flax import nnx
 
 from jaxserve.errors import ValidationError
 from jaxserve.models.quant_array import QuantArray
+from jaxserve.models.spread_linear import reordered, spread_after, spread_parts, spread_product
+from jaxserve.parallel.spread import WHOLE, Spread
 from pallas_kernels import Backends
-from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts
+from pallas_kernels.backends import OPERATIONS
+from pallas_kernels.finish_rows import finish_rows
+from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts, rounding_of
+from pallas_kernels.quantized_matmul import Rounding, Rows
 from pallas_kernels.residual_norm import residual_norm
 
 
@@ -49,13 +56,14 @@ class LinearForm:
         quantization: what weights that are not quantised yet become when they are loaded: None
             keeps the model's type, "int8", "int4" and "fp8" are in `weight_plan`.
         matmul: backends of `pallas_kernels.quantized_matmul` for quantised weights, the best first.
-        residual_norm: backend of `pallas_kernels.residual_norm`; None where the linear layers
-            themselves add the residual stream and norm it.
+        residual_norm: backend of `pallas_kernels.residual_norm` and `finish_rows`; None where the
+            linear layers themselves add the residual stream and norm it.
         qkv_in_parts: whether `attend` takes the projection in parts, as `rotate_and_write` does.
         interpret: parameters of the interpreter of a kernel; None compiles it.
         row_invariant: whether a row's result may not depend on the rows beside it.
         experts: backend of `pallas_kernels.grouped_linear` where `backend` is not "native".
         route: backends of `pallas_kernels.route`, the best first.
+        spread: how weights lie on several devices; None: on one. Known where the model is made.
     """
 
     backend: str = "xla"
@@ -67,6 +75,7 @@ class LinearForm:
     row_invariant: bool = False
     experts: str = "xla"
     route: tuple[str, ...] = ("xla",)
+    spread: Spread | None = None
 
     @staticmethod
     def of(backends: Backends, quantization: str | None, row_invariant: bool = False) -> LinearForm:
@@ -105,12 +114,43 @@ class LinearForm:
         return self.quantization == "int8"
 
     def residual_normed(
-        self, x: jax.Array, product: jax.Array, norm: Norm
-    ) -> tuple[jax.Array, jax.Array]:
-        """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum."""
+        self, x: jax.Array, product: jax.Array, norm: Norm, rounding: Rounding | None
+    ) -> tuple[Rows, jax.Array]:
+        """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum.
+
+        `rounding` of the norm is that of the product which reads it.
+        """
+
+        def run(
+            x: jax.Array, product: jax.Array, weight: jax.Array, rounding: Rounding | None
+        ) -> tuple[Rows, jax.Array]:
+            given = Norm(weight, norm.eps)
+            return residual_norm(x, product, given, rounding=rounding, **self._between)
+
+        operands = x, product, norm.weight, rounding
+        if self.spread is None:
+            return run(*operands)
+        # every device has all of them, and does the same
+        normed, stream = self.spread.on_devices(run, operands, (WHOLE,) * 4, WHOLE)
+        return normed, stream
+
+    def finished(
+        self, product: jax.Array, dtype: Any, rounding: Rounding | None, *, gated: bool = False
+    ) -> Rows:
+        """Parts of a product [S, T, N] -> the rows of the next one, gated or as they are.
+
+        Where one part is not rounded XLA does it, and may fuse more.
+        """
+        if rounding is None and len(product) == 1:
+            return finish_rows(product, dtype=dtype, gated=gated, backend="xla")
+        return finish_rows(product, dtype=dtype, gated=gated, rounding=rounding, **self._between)
+
+    @property
+    def _between(self) -> dict[str, Any]:
+        """Backend and interpreter of what stands between the linear layers."""
         assert self.residual_norm
         interpret = self.interpret if self.residual_norm == "triton" else None
-        return residual_norm(x, product, norm, backend=self.residual_norm, interpret=interpret)
+        return {"backend": self.residual_norm, "interpret": interpret}
 
 
 PLAIN_LINEAR = LinearForm()
@@ -137,13 +177,15 @@ class Projection(nnx.Module):
         self.backend = form.backend
         self.matmul = form.matmul
         self.row_invariant = form.row_invariant
+        self.spread = form.spread
+        self.axes = axes
         self.out_shape = out_shape
         self.weight = parameter((*out_shape, in_size), dtype, axes, role=role)
         self.bias = parameter(out_shape, dtype, axes[:-1], fill=0.0) if bias else None
 
     def __call__(
         self,
-        x: jax.Array,
+        x: Rows,
         *,
         norm: Norm | None = None,
         residual: jax.Array | None = None,
@@ -160,8 +202,13 @@ class Projection(nnx.Module):
             gated: outputs come in pairs (gate, up); the result is silu(gate) * up, half as wide.
             live: int32[R, 2] ranges of the rows that count; None: all.
         """
+        if self.spread is not None:
+            assert isinstance(x, jax.Array)
+            given = {"norm": norm, "residual": residual, "live": live}
+            return spread_product(self, self.spread, x, given, gated=gated, out_dtype=out_dtype)
         weight, order, options = self._operands()
         if order is not None:
+            assert isinstance(x, jax.Array)
             x = reordered(x, order)
             norm = None if norm is None else Norm(norm.weight[order], norm.eps)
         out = linear(
@@ -175,15 +222,40 @@ class Projection(nnx.Module):
             row_invariant=self.row_invariant,
             **options,
         )
-        return out if gated else out.reshape(x.shape[0], *self.out_shape)
+        return out if gated else out.reshape(x.shape[0], -1, *self.out_shape[1:])
 
-    def in_parts(self, x: jax.Array) -> jax.Array:
-        """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`."""
+    def rounding(self, dtype: Any) -> Rounding | None:
+        """What rows in `dtype` may be rounded to before they are given to `in_parts`."""
+        if self.spread is not None and self.spread.divides(self.axes[-1]):
+            return None  # each device rounds the inputs that it has
         weight, order, options = self._operands()
         if order is not None:
+            return None
+        del options["bias"]
+        return rounding_of(weight, dtype=dtype, **options)
+
+    def in_parts(self, x: Rows) -> jax.Array:
+        """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`.
+
+        One part in x's dtype, the sum over devices, where each has a part of the inputs.
+        """
+        if self.spread is not None:
+            return spread_parts(self, self.spread, x)
+        weight, order, options = self._operands()
+        if order is not None:
+            assert isinstance(x, jax.Array)
             x = reordered(x, order)
         out = linear_in_parts(x, weight, **options)
-        return out.reshape(*out.shape[:2], *self.out_shape)
+        return out.reshape(*out.shape[:2], -1, *self.out_shape[1:])
+
+    def after(
+        self, form: LinearForm, product: jax.Array, dtype: Any, *, gated: bool = False
+    ) -> jax.Array:
+        """`in_parts` of the rows [T, in] in `dtype` that `LinearForm.finished` makes of the parts
+        [S, T, N] of another product."""
+        if self.spread is not None:
+            return spread_after(self, self.spread, form, product, dtype, gated)
+        return self.in_parts(form.finished(product, dtype, self.rounding(dtype), gated=gated))
 
     def _operands(self) -> tuple[Weight, jax.Array | None, dict[str, Any]]:
         """As `pallas_kernels.linear` takes it: the weight [N, K]; int32[K], the input that each of
@@ -202,7 +274,24 @@ class Projection(nnx.Module):
         return weight.operand(), weight.order, options
 
 
-def reordered(x: jax.Array, order: jax.Array) -> jax.Array:
-    """x [T, in] with its inputs in another order."""
-    # without a barrier XLA:CPU gives the gather a layout for which it has no bfloat16 product
-    return jax.lax.optimization_barrier(x[:, order])
+def dequantized_bytes(model: nnx.Module, matmul: tuple[str, ...], itemsize: int) -> int:
+    """Bytes of the largest 4-bit weight where a step of many rows dequantises it; 0: none does.
+
+    Args:
+        model: with its parameters.
+        matmul: backends of `quantized_matmul`.
+        itemsize: of the model's type.
+    """
+    if not any(OPERATIONS["matmul"][name].converts_every for name in matmul):
+        return 0
+    weights = [
+        variable.get_value()
+        for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param))
+        if variable.get_metadata("role") in ("linear", "head")
+    ]
+    sizes = [
+        math.prod(weight.shape)
+        for weight in weights
+        if isinstance(weight, QuantArray) and weight.format.stored.kind == "int4"
+    ]
+    return itemsize * max(sizes, default=0)

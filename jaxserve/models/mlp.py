@@ -14,6 +14,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection
 from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
 from jaxserve.models.protocol import TokenRows
+from pallas_kernels.quantized_matmul import Rounding, Rows
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -36,6 +37,7 @@ class MLP(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm):
+        self.form = form
         self.activation = config.hidden_act
         self.gate_up = Projection(
             config.hidden_size,
@@ -67,8 +69,16 @@ class MLP(nnx.Module):
         inner = self._inner(x, norm, rows, layer)
         return rows.apply("down", layer, self.down, inner, residual=residual)
 
-    def product(self, normed: jax.Array, rows: TokenRows, layer: int) -> jax.Array:
+    def rounding(self, dtype: Any) -> Rounding | None:
+        """What rows in `dtype` may be rounded to before they are given to `product`."""
+        return self.gate_up.rounding(dtype) if self.activation in GATED_IN_PLACE else None
+
+    def product(self, normed: Rows, rows: TokenRows, layer: int) -> jax.Array:
         """MLP(normed): [T, E] -> parts [S, T, E]."""
+        if self.activation in GATED_IN_PLACE:
+            parts = self.gate_up.in_parts(normed)
+            return self.down.after(self.form, parts, normed.dtype, gated=True)
+        assert isinstance(normed, jax.Array)
         return self.down.in_parts(self._inner(normed, None, rows._replace(live=None), layer))
 
     def _inner(

@@ -23,13 +23,16 @@ from jaxserve.models.mlp import ACTIVATIONS, GATED_IN_PLACE
 from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
 from jaxserve.models.protocol import TokenRows
 from jaxserve.models.quant_array import QuantArray
+from jaxserve.parallel.spread import WHOLE, summed
 from pallas_kernels.grouped_linear import (
     Blocks,
+    experts_rounding,
     grouped_linear,
     linear_in_blocks,
     refusal,
     takes_blocks,
 )
+from pallas_kernels.quantized_matmul import Rows
 from pallas_kernels.route import route
 
 
@@ -114,9 +117,13 @@ class Experts(nnx.Module):
     def in_blocks(self, x: jax.Array, blocks: Blocks, **places: Any) -> jax.Array:
         """Rows of x times the experts of the blocks that they are in; see `linear_in_blocks`."""
         weight, options = self._operands()
+        rows: Rows = x
+        if self.form.residual_norm is not None:
+            rounding = experts_rounding(options.get("scale"), options.get("activations", "float"))
+            rows = self.form.finished(x[None], x.dtype, rounding)
         backend, interpret = self.form.grouped, self.form.interpret
         options |= {"backend": backend, "interpret": interpret, **places}
-        return linear_in_blocks(x, weight, blocks, **options)
+        return linear_in_blocks(rows, weight, blocks, **options)
 
     def _operands(self) -> tuple[Any, dict[str, Any]]:
         """As `pallas_kernels.grouped_linear` takes it: the weight, and options."""
@@ -164,24 +171,40 @@ class SparseMLP(nnx.Module):
     ) -> jax.Array:
         """residual + MLP(norm(x)): [T, E] -> [T, E]. Hooks of linear layers do not see experts."""
         del layer
-        out = self._experts(x if norm is None else norm(x), rows)
+        out = self.of_experts(x if norm is None else norm(x), rows.live)
         return out if residual is None else residual + out
+
+    def rounding(self, dtype: Any) -> None:
+        """As `MLP.rounding`: the router reads rows as they are."""
+        del dtype
 
     def product(self, normed: jax.Array, rows: TokenRows, layer: int) -> jax.Array:
         """MLP(normed): [T, E] -> one part [1, T, E]."""
         del layer
-        return self._experts(normed, rows)[None]
+        return self.of_experts(normed, rows.live)[None]
 
-    def _experts(self, x: jax.Array, rows: TokenRows) -> jax.Array:
+    def of_experts(self, x: jax.Array, live: jax.Array | None) -> jax.Array:
+        """[T, E] -> [T, E]; `live` as in `TokenRows`."""
+        if self.form.spread is not None:
+
+            def part(own: SparseMLP, x: jax.Array, live: jax.Array | None) -> jax.Array:
+                """Of a device, which has a part of every expert's inner dimension."""
+                return summed(own.of_experts(x, live))
+
+            specs = WHOLE, WHOLE
+            out: jax.Array = self.form.spread.run(
+                self, part, (x, live), specs=specs, out_specs=WHOLE
+            )
+            return out
         backend = self.form.grouped
         if not (self.gate_up.is_covered(backend) and self.down.is_covered(backend)):
             backend = "xla"
         if takes_blocks(backend):
-            return self._in_blocks(x, _live(rows.live, x.shape[0]))
+            return self._in_blocks(x, _live(live, x.shape[0]))
         chosen = self.config.experts_per_token
         weights, experts = self.route(x)
         # rows without a token take no expert's time
-        experts = jnp.where(_live(rows.live, x.shape[0])[:, None], experts, self.config.num_experts)
+        experts = jnp.where(_live(live, x.shape[0])[:, None], experts, self.config.num_experts)
         flat = experts.reshape(-1)  # [T * k]
         order = jnp.argsort(flat)
         sizes = jnp.bincount(flat, length=self.config.num_experts + 1)[:-1].astype(jnp.int32)

@@ -13,12 +13,13 @@ from jaxserve.models.decoder import Decoder
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.norms import RMSNorm
 from jaxserve.models.protocol import AtLayer, Attend, Cache, TokenRows
+from pallas_kernels.quantized_matmul import Rows
 
 
 class PreNormBlock(nnx.Module):
     """Attention and MLP, each behind an RMS norm and added to the residual stream.
 
-    `mlp` is called as `MLP` is, and has its `product`.
+    `mlp` is called as `MLP` is, and has its `product` and `rounding`.
     """
 
     def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm, mlp: Any):
@@ -35,14 +36,15 @@ class PreNormBlock(nnx.Module):
         return self.mlp(x, at.rows, at.layer, norm=norm, residual=x), cache
 
     def product(
-        self, x: jax.Array, normed: jax.Array, cache: Cache, at: AtLayer[Cache]
+        self, x: jax.Array, normed: Rows, cache: Cache, at: AtLayer[Cache]
     ) -> tuple[jax.Array, jax.Array, Cache]:
         """The layer where the residual stream is added and normed between the linear layers.
 
         x [T, E] and its norm -> (x with the attention added, parts [S, T, E] of the MLP, cache).
         """
         product, cache = self.attention.product(normed, cache, at)
-        normed, x = self.form.residual_normed(x, product, self.post_attention_norm.as_operand())
+        norm = self.post_attention_norm.as_operand()
+        normed, x = self.form.residual_normed(x, product, norm, self.mlp.rounding(x.dtype))
         return x, self.mlp.product(normed, at.rows, at.layer), cache
 
 
@@ -70,9 +72,12 @@ class PreNormDecoder(Decoder):
             return super().layers(x, rows, cache, attend, start, stop)
         angles = self.angles(rows)
         norms = [block.input_norm for block in self.blocks] + [self.norm]
-        normed = norms[start](x)
+        readers = [block.attention.qkv for block in self.blocks] + [None]
+        normed: Any = norms[start](x)
         for layer in range(start, end):
             at = AtLayer(layer, rows, angles[layer], attend)
             x, product, cache = self.blocks[layer].product(x, normed, cache, at)
-            normed, x = self.form.residual_normed(x, product, norms[layer + 1].as_operand())
+            norm, reader = norms[layer + 1].as_operand(), readers[layer + 1]
+            rounding = None if reader is None else reader.rounding(x.dtype)
+            normed, x = self.form.residual_normed(x, product, norm, rounding)
         return (normed if end == self.config.num_layers else x), cache

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.quantized import ELEMENTS, INT4_ZERO, Encoding
+from jaxserve.errors import ValidationError
 from pallas_kernels.linear import NativeWeight
 from pallas_kernels.native.weights import native_shape, pack_native, unpack_native
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from pallas_kernels.quantized_matmul import dequantize as dequantize_operand
-from pallas_kernels.quantized_matmul.formats import pack_int4, packed_columns, unpack_int4
+from pallas_kernels.quantized_matmul.formats import BLOCK, pack_int4, packed_columns, unpack_int4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,30 @@ class WeightFormat:
             multiplies them as they are, "int8" and "fp8" round them, by row, or by group where the
             weight has groups.
         native: kept for the C++ kernels of a CPU, else for the other kernels.
+        parts: equal parts of the inputs whose 4-bit elements are packed apart, for as many devices,
+            where a device's part is no multiple of what is packed together; 1: a row is packed
+            whole.
     """
 
     stored: Encoding
     native: bool
+    parts: int = 1
+
+    def divided(self, inputs: int, devices: int) -> WeightFormat:
+        """The format of a weight whose inputs are divided among devices.
+
+        Raises:
+            ValidationError: a group of inputs that share a scale would be on two devices.
+        """
+        if inputs % (devices * (self.stored.group or 1)):
+            raise ValidationError(
+                "tensor_parallel_size",
+                devices,
+                f"a number of devices that divides {inputs} inputs of {self.stored.kind} weights "
+                f"into whole groups of {self.stored.group}",
+            )
+        packed_whole = self.stored.kind != "int4" or inputs % (devices * BLOCK) == 0
+        return replace(self, parts=1 if packed_whole else devices)
 
     @property
     def is_channel8(self) -> bool:
@@ -44,7 +65,8 @@ class WeightFormat:
     @property
     def by_output(self) -> bool:
         """Whether scales are one an output."""
-        return self.is_channel8 or (not self.native and self.stored.kind != "int4")
+        grouped = self.native or self.stored.kind == "int4" or self.stored.group is not None
+        return self.is_channel8 or not grouped
 
     @property
     def in_blocks(self) -> bool:
@@ -55,7 +77,9 @@ class WeightFormat:
         """Of the stored elements of a weight [*out, in]."""
         if self.in_blocks:
             return native_shape(math.prod(shape[:-1]), shape[-1], self.stored.kind == "int4")
-        columns = packed_columns(shape[-1]) if self.stored.kind == "int4" else shape[-1]
+        columns = shape[-1]
+        if self.stored.kind == "int4":
+            columns = self.parts * packed_columns(columns // self.parts)
         return (*shape[:-1], columns)
 
     @property
@@ -84,7 +108,8 @@ class WeightFormat:
         kind = self.stored.kind
         kept = elements
         if kind == "int4" and not self.native:
-            kept = pack_int4(elements)
+            by_part = elements.reshape(len(elements) * self.parts, -1)
+            kept = pack_int4(by_part).reshape(len(elements), -1)
         elif self.dtype == np.uint8:
             kept = elements.view(np.uint8) ^ np.uint8(0x80)
         if self.in_blocks:
@@ -181,8 +206,9 @@ class QuantArray:
         if self.format.in_blocks:
             values = np.asarray(unpack_native(values, math.prod(out), inputs))
         elif self.format.stored.kind == "int4":
-            packed = self.values.reshape(-1, values.shape[-1])
-            values = np.asarray(unpack_int4(packed, inputs))
+            parts = self.format.parts
+            packed = self.values.reshape(-1, values.shape[-1] // parts)
+            values = np.asarray(unpack_int4(packed, inputs // parts))
         if self.format.dtype == np.uint8:
             values = (values ^ np.uint8(0x80)).view(np.int8)
 
@@ -207,6 +233,8 @@ class QuantArray:
         zero = None if self.zero is None else self.zero.reshape(scale.shape)
         if self.format.native:
             return NativeWeight(values, scale, zero)
+        if self.format.stored.kind == "fp8":
+            return Fp8Weight(values, scale)
         return Int4Weight(values, scale, zero)
 
     def operand_of_groups(self) -> QuantizedWeight | NativeWeight:
@@ -222,14 +250,19 @@ class QuantArray:
 
     def dequantize(self) -> jax.Array:
         """The weight float32 [*out, in]."""
-        operand = self.operand()
+        operand, inputs = self.operand(), self.shape[-1]
+        if isinstance(operand, Int4Weight):
+            parts = self.format.parts
+            apart = operand.packed.reshape(len(operand.packed) * parts, -1)
+            nibbles = unpack_int4(apart, inputs // parts).reshape(-1, inputs)
+            operand = operand._replace(packed=pack_int4(nibbles))
         if isinstance(operand, NativeWeight):
             wide = _native_values(operand, self)
         elif isinstance(operand, jax.Array):
             integers = operand.astype(jnp.float32) - (128 if operand.dtype == jnp.uint8 else 0)
             wide = integers * self.scale.reshape(-1, 1)
         else:
-            wide = dequantize_operand(operand, self.shape[-1])
+            wide = dequantize_operand(operand, inputs)
         if self.order is not None:
             wide = jnp.zeros_like(wide).at[:, self.order].set(wide)
         return wide.reshape(self.shape)

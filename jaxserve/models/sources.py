@@ -24,12 +24,14 @@ class Part(NamedTuple):
         rows: rows a unit.
         first: row of the tensor at which the first unit's begin.
         order: of the rows of a unit, in heads of so many rows; None: as they are.
+        copies: units side by side that take the same rows.
     """
 
     name: str
     rows: int = 1
     first: int = 0
     order: tuple[int, ...] | None = None
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Source:
         tail = shape[-1:] if is_matrix else ()
         rows: dict[str, int] = {}
         for part in self.parts:
-            rows[part.name] = rows.get(part.name, 0) + shape[0] // self.indices * part.rows
+            units = shape[0] // self.indices // part.copies
+            rows[part.name] = rows.get(part.name, 0) + units * part.rows
         return {name: (count, *tail) for name, count in rows.items()}
 
     def read(
@@ -69,10 +72,16 @@ class Source:
         first, last = start // self.indices, stop // self.indices
         out = aligned_empty((last - first, sum(part.rows for part in self.parts), *tail), dtype)
         done = 0
-        for name, rows, begin, order in self.parts:
-            taken = (slice(begin + first * rows, begin + last * rows), *columns)
+        for name, rows, begin, order, copies in self.parts:
+            low, high = first // copies, -(-last // copies)
+            taken = (slice(begin + low * rows, begin + high * rows), *columns)
             to = out[:, done : done + rows]
-            reader.read_into(name, taken, to)
+            if copies == 1:
+                reader.read_into(name, taken, to)
+            else:
+                once = aligned_empty((high - low, rows, *tail), dtype)
+                reader.read_into(name, taken, once)
+                to[...] = once[np.arange(first, last) // copies - low]
             if order is not None:
                 heads = to.reshape(last - first, rows // len(order), len(order), *tail)
                 to[...] = heads[:, :, list(order)].reshape(to.shape)
@@ -134,12 +143,12 @@ def interleaved(*names: str) -> Source:
 def qkv_parts(config: ModelConfig, names: Mapping[str, str]) -> Source:
     """The fused projection, of three tensors named by "q", "k" and "v"."""
     group, head_dim = config.num_heads // config.num_kv_heads, config.head_dim
-    order = half_split_order(config.rope, head_dim)
+    order, copies = half_split_order(config.rope, head_dim), config.kv_copies
     return Source(
         (
             Part(names["q"], group * head_dim, order=order),
-            Part(names["k"], head_dim, order=order),
-            Part(names["v"], head_dim),
+            Part(names["k"], head_dim, order=order, copies=copies),
+            Part(names["v"], head_dim, copies=copies),
         )
     )
 

@@ -128,6 +128,13 @@ def restore_model(path: Path, model: Model, told: Callable[[int, int], Any]) -> 
         raise CheckpointError(
             path, f"it holds a {architecture}, and config.json is of {model.config.architecture}"
         )
+    recorded = _recorded_formats(path)
+    for name, format in _formats(model).items():
+        if name in recorded and recorded[name].parts != format.parts:
+            problem = (
+                f"packed for {recorded[name].parts} devices, not {format.parts}: convert again"
+            )
+            raise CheckpointError(path, problem, name)
     wanted, stored = named_leaves(model), record.leaves()
     kept = {
         name: _stored_form(path, name, like, stored[name].dtype) if name in stored else like
@@ -206,7 +213,9 @@ def _recorded_formats(path: Path) -> dict[str, WeightFormat]:
     """Of the quantised weights of a store, by name."""
     try:
         return {
-            name: WeightFormat(Encoding(**values["stored"]), bool(values["native"]))
+            name: WeightFormat(
+                Encoding(**values["stored"]), bool(values["native"]), int(values.get("parts", 1))
+            )
             for name, values in read_record(path).about["weights"].items()
         }
     except (KeyError, TypeError, AttributeError) as error:

@@ -23,7 +23,7 @@ from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
 from pallas_kernels.linear.native import GROUP_MULTIPLE
 from pallas_kernels.native.weights import LANES
-from pallas_kernels.quantized_matmul.formats import GROUPS
+from pallas_kernels.quantized_matmul.formats import FP8_GROUP, GROUPS
 
 logger = logging.getLogger(__name__)
 
@@ -213,8 +213,15 @@ def device_format(
         known = stored.group is None or (stored.group in GROUPS and inputs % stored.group == 0)
         if known and stored.zeros != "offset":
             return WeightFormat(replace(stored, activations="float", static=False), native)
-    elif not grouped and stored.zeros == "none":
+    elif (not grouped or _keeps_groups(stored, form, inputs)) and stored.zeros == "none":
         rounded = stored.kind == "fp8" and "mosaic_gpu" in form.matmul
         activations = stored.activations if rounded or stored.static else "float"
         return WeightFormat(replace(stored, activations=activations), native)
     return WeightFormat(requantized, native)
+
+
+def _keeps_groups(stored: Encoding, form: LinearForm, inputs: int) -> bool:
+    """Whether kernels multiply 8-bit elements with scales by group: e4m3, on a GPU."""
+    has_kernel = not {"mosaic_gpu", "triton"}.isdisjoint(form.matmul)
+    fits = stored.kind == "fp8" and stored.group == FP8_GROUP and inputs % FP8_GROUP == 0
+    return has_kernel and fits

@@ -39,7 +39,9 @@ from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
 from jaxserve.models.store import restore_model
 from jaxserve.models.weight_plan import Plan, plan_weights, source_place
+from jaxserve.parallel.mesh import is_divided
 from jaxserve.parallel.sharding import ShardingRules
+from jaxserve.parallel.spread import Spread
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +78,9 @@ def load_model(
         mesh: from `jaxserve.parallel.make_mesh`.
         dtype: type of the parameters, whatever the checkpoint's is; "auto" takes the config's.
         load_format: "auto" reads a store or else safetensors, "safetensors" and "orbax" that
-            alone; "dummy" makes random weights (`jaxserve.models.dummy`), alike on every mesh;
-            norms do nothing and biases are 0.
+            alone; "dummy" makes random weights (`jaxserve.models.dummy`), alike on every mesh but
+            where KV heads are repeated, which are heads of their own; norms do nothing and biases
+            are 0.
         seed: of the dummy weights.
         form: how the linear layers keep and multiply their weights.
         plan: of the quantised weights; None: what `plan_weights` says.
@@ -188,21 +191,40 @@ def abstract_model(
     """
     if plan is None:
         plan = plan_weights(config, form, dtype, None)
+    rules = ShardingRules.for_model(mesh, config)
+    if is_divided(mesh.size):
+        form = replace(form, spread=Spread(mesh, rules))
 
     def make() -> Any:
         graph, state = nnx.split(family_of(config).model(config, dtype, form))
         flat = nnx.to_flat_state(state)
-        kept = [(place, _planned(variable, plan.get(place))) for place, variable in flat]
+        kept = [
+            (place, _planned(variable, plan.get(place), form.spread)) for place, variable in flat
+        ]
         return nnx.merge(graph, nnx.from_flat_state(kept))
 
-    model: Model = ShardingRules.for_model(mesh, config).abstract(mesh, make)
+    model: Model = rules.abstract(mesh, make)
     return model
 
 
-def _planned(variable: Any, format: WeightFormat | None) -> Any:
-    """A parameter as the plan keeps it."""
+def _planned(variable: Any, format: WeightFormat | None, spread: Spread | None) -> Any:
+    """A parameter as the plan keeps it, on one device or spread over several.
+
+    Raises:
+        ValidationError: its stored elements cannot be divided as its axes are.
+    """
     if format is None:
         return variable
+    if spread is not None:
+        if format.in_blocks:
+            raise ValidationError(
+                "linear_backend",
+                "native",
+                f"xla where tensor_parallel_size is {spread.devices}: the native kernels have "
+                "these quantised weights in blocks that are not divided",
+            )
+        if spread.divides(variable.get_metadata("logical_axes")[-1]):
+            format = format.divided(variable.get_value().shape[-1], spread.devices)
     return variable.replace(QuantArray.empty(variable.get_value().shape, format))
 
 

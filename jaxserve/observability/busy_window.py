@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 
 WINDOW_S = 10.0
@@ -15,15 +16,19 @@ class BusyWindow:
     """The share of the last seconds in which the device computed steps.
 
     One thread may record, any may ask.
+
+    Args:
+        clock: seconds.
     """
 
-    def __init__(self) -> None:
-        self._newest = (monotonic(), 0.0)  # a moment, and how long it had been busy by then
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._newest = (clock(), 0.0)  # a moment, and how long it had been busy by then
         self._moments: deque[tuple[float, float]] = deque([self._newest])
 
     def record(self, busy: float) -> None:
         """The device has been busy for that many seconds in all."""
-        (last, before), now = self._newest, monotonic()
+        (last, before), now = self._newest, self._clock()
         if now - last > INTERVAL_S:  # nothing ran until lately
             self._moments.append((max(last, now - (busy - before)), before))
         self._newest = now, busy
@@ -34,7 +39,7 @@ class BusyWindow:
 
     def fraction(self) -> float:
         """0 to 1, of the last ten seconds, or of the time since the start where that is less."""
-        moments, now = [*self._moments, self._newest], monotonic()
+        moments, now = [*self._moments, self._newest], self._clock()
         since = max(moments[0][0], now - WINDOW_S)
         after = min(bisect_right(moments, (since, math.inf)), len(moments) - 1)
         (begin, before), (end, busy) = moments[after - 1], moments[after]

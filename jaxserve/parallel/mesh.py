@@ -8,6 +8,8 @@ from jax.sharding import AxisType, Mesh
 from jaxserve.errors import ValidationError
 
 AXIS_NAMES = ("data", "model")
+# devices from which on a step is divided; 1 runs the code of several devices on one (gpu_check)
+DIVIDED_FROM = 2
 
 
 def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
@@ -37,3 +39,8 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
         axis_types=(AxisType.Auto, AxisType.Auto),
         devices=available[:tensor_parallel_size],
     )
+
+
+def is_divided(devices: int) -> bool:
+    """Whether a step runs as on several devices, each with its part of the heads."""
+    return devices >= DIVIDED_FROM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -27,6 +28,27 @@ class ModelSizes(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+
+def check_divides(devices: int, sizes: ModelSizes) -> None:
+    """Raises ValidationError unless a model can be shared by so many devices.
+
+    Fewer KV heads than devices have been repeated.
+    """
+    for noun, count in (
+        ("attention heads", sizes.num_heads),
+        *(("intermediate dimensions", size) for size in sizes.inner_sizes),
+    ):
+        if count % devices:
+            raise ValidationError(
+                "tensor_parallel_size", devices, f"a divisor of the model's {count} {noun}"
+            )
+    if sizes.num_kv_heads % devices:
+        raise ValidationError(
+            "tensor_parallel_size",
+            devices,
+            f"a divisor or a multiple of the model's {sizes.num_kv_heads} key/value heads",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,46 +75,39 @@ class ShardingRules:
     def for_model(cls, mesh: Mesh, sizes: ModelSizes) -> ShardingRules:
         """Returns the rules of a model on a mesh; `sizes` is the model's config.
 
-        A vocabulary that does not divide is kept whole on every device.
+        A vocabulary that does not divide is kept whole on every device. Fewer KV heads than devices
+        have been repeated (`ModelConfig.spread_over`).
 
         Raises:
             ValidationError: heads or the MLP cannot be split evenly over the mesh.
         """
         size = mesh.shape["model"]
-        for noun, count in (
-            ("attention heads", sizes.num_heads),
-            ("key/value heads", sizes.num_kv_heads),
-            *(("intermediate dimensions", size) for size in sizes.inner_sizes),
-        ):
-            if count % size:
-                raise ValidationError(
-                    "tensor_parallel_size", size, f"a divisor of the model's {count} {noun}"
-                )
+        check_divides(size, sizes)
         return cls(vocab=None if sizes.vocab_size % size else "model")
 
     def spec(self, axes: Sequence[str | None]) -> PartitionSpec:
         """Partition spec of an array whose axes have these logical names (None: never split)."""
         return PartitionSpec(*(None if axis is None else getattr(self, axis) for axis in axes))
 
-    def sharding(self, mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
-        """Sharding on `mesh` of an array whose axes have these logical names."""
-        return NamedSharding(mesh, self.spec(axes))
-
-    def shardings(self, mesh: Mesh, variable: Any) -> Any:
-        """Sharding of each array of a parameter, whose axes have the names of its metadata
+    def specs(self, mesh: Mesh, variable: Any) -> Any:
+        """Partition spec of each array of a parameter, whose axes have the names of its metadata
         `logical_axes`; a value of several arrays says which of them each has (`leaf_axes`), and an
         axis of one that does not divide is whole on every device."""
         axes, value = variable.get_metadata("logical_axes"), variable.get_value()
         if not hasattr(value, "leaf_axes"):
-            return self.sharding(mesh, axes)
+            return self.spec(axes)
         leaves, tree = jax.tree.flatten(value)
 
-        def divided(leaf: Any, names: tuple[str | None, ...]) -> NamedSharding:
+        def divided(leaf: Any, names: tuple[str | None, ...]) -> PartitionSpec:
             named = zip(leaf.shape, names, strict=True)
             kept = [None if size % mesh.shape["model"] else name for size, name in named]
-            return self.sharding(mesh, kept)
+            return self.spec(kept)
 
         return jax.tree.unflatten(tree, map(divided, leaves, value.leaf_axes(axes)))
+
+    def shardings(self, mesh: Mesh, variable: Any) -> Any:
+        """The same as shardings on a mesh."""
+        return jax.tree.map(partial(NamedSharding, mesh), self.specs(mesh, variable))
 
     def abstract(self, mesh: Mesh, make: Callable[[], Any]) -> Any:
         """The module that `make` makes, its parameters as `jax.ShapeDtypeStruct`s with shardings.

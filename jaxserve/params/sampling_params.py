@@ -6,7 +6,7 @@ import copy
 import enum
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from typing import Any, Self
 
 from jaxserve.config.settings import Integer, Number, Switch, Texts, check, setting, settings_of
@@ -35,6 +35,15 @@ TOKEN_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_to
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127
 LARGEST_INT32 = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+# parameters of vLLM's in the order of their fields, and what to do instead
+NOT_DONE = {
+    "watermarking": "a feature of your own can mark tokens (docs/research.md)",
+    "prompt_logprob_token_ids": "prompt_logprobs=-1 has those of all tokens",
+    "prompt_logprob_start": "prompt_logprobs are of the whole prompt",
+    "routed_experts_prompt_start": "a feature of your own can report them (docs/research.md)",
+    "trace_decode_token_ids": "prompt_logprobs score a text that is known",
+}
+NO_MEANING = {"skip_clone", "output_text_buffer_length"}
 
 
 class RequestOutputKind(enum.Enum):
@@ -79,6 +88,9 @@ CUTOFF = "epsilon_cutoff"
 @dataclass(slots=True)  # a queue holds many of them
 class SamplingParams:
     """Sampling parameters of one request; names, defaults and ranges are those of vLLM.
+
+    Those that are no settings are vLLM's: of what there is not (`NOT_DONE`), or without a meaning
+    here (`NO_MEANING`).
 
     Raises:
         ValidationError: a value has the wrong type or lies outside its range.
@@ -258,9 +270,19 @@ class SamplingParams:
         "reasoning parser.",
         reader=MASK,
     )
+    watermarking: InitVar[bool | None] = None
+    prompt_logprob_token_ids: InitVar[Any] = None
+    prompt_logprob_start: InitVar[int | None] = None
+    routed_experts_prompt_start: InitVar[int] = 0
+    trace_decode_token_ids: InitVar[list[int] | None] = None
+    skip_clone: InitVar[bool] = False
+    output_text_buffer_length: InitVar[int] = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *vllms: Any) -> None:
         check(self)
+        for (name, instead), value in zip(NOT_DONE.items(), vllms, strict=False):
+            if value:
+                raise ValidationError(name, value, f"nothing: {instead}")
         # more than any vocabulary is no filter either, and fits into every message
         self.top_k = min(max(self.top_k, 0), LARGEST_INT32)
         if self.seed == -1:
@@ -296,10 +318,10 @@ class SamplingParams:
             ValidationError: a name that is no parameter, besides what the constructor raises.
         """
         known = settings_of(cls)
-        for name in given.keys() - known.keys():
+        for name in given.keys() - known.keys() - NOT_DONE.keys() - NO_MEANING:
             raise ValidationError(name, given[name], f"one of the parameters {', '.join(known)}")
-        kept = {n: value for n, value in given.items() if value is not None or known[n].optional}
-        return cls(**kept)
+        can_be_none = {name for name, item in known.items() if item.optional}
+        return cls(**{n: v for n, v in given.items() if v is not None or n in can_be_none})
 
     @property
     def is_greedy(self) -> bool:

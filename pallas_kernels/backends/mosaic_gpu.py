@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from pallas_kernels.backends.problems import Attention, Matmul
-from pallas_kernels.backends.record import (
-    HOPPER,
-    HOPPER_CHIPS,
-    Backend,
-    Implementation,
-    ProofCase,
-    Tuning,
-)
+from pallas_kernels.backends.record import HOPPER, Backend, Implementation, Tuning
 from pallas_kernels.coverage import AttentionShape, refused
 from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import is_quantized
@@ -125,29 +117,6 @@ BACKEND = Backend(
             HopperDecodeTuning,
             instruction="wgmma",
             launches=1,
-            chips=HOPPER_CHIPS,
-            proved=(
-                ProofCase(Attention(rows=1), quick=("h200",)),
-                ProofCase(Attention(), quick=HOPPER_CHIPS),
-                ProofCase(Attention(rows=256, window=4096), quick=("h200",)),
-                ProofCase(Attention(head_dim=64, dtype="float16")),
-                ProofCase(Attention(16, 32, 32, page_size=32)),
-                ProofCase(Attention(16, 16, 2, 64, 64, window=1024)),
-                ProofCase(Attention(16, 64, 1, splits=7)),
-                ProofCase(Attention(16, 32, 32, 80, 32)),
-                ProofCase(Attention(16, 24, 8, 96, 64)),
-                ProofCase(Attention(16, 16, 8, 256, soft_cap=50.0)),
-                ProofCase(Attention(64, 64, 8, 64, sinks=True)),
-                ProofCase(Attention(page_size=128)),
-                ProofCase(Attention(16, queries=4)),
-                ProofCase(Attention(16, queries=8), quick=("h200",)),
-                ProofCase(Attention(16, 16, 8, 256, queries=8)),
-                ProofCase(Attention(16, queries=8, pages="int8")),
-                ProofCase(Attention(16, queries=8, pages="float8_e4m3fn")),
-                ProofCase(Attention(pages="int8"), quick=("h200",)),
-                ProofCase(Attention(pages="float8_e4m3fn"), quick=("h200",)),
-                ProofCase(Attention(64, 64, shards=8), quick=("h200",)),
-            ),
         ),
         Implementation(
             "prefill",
@@ -158,23 +127,6 @@ BACKEND = Backend(
             HopperPrefillTuning,
             instruction="wgmma",
             launches=1,
-            chips=HOPPER_CHIPS,
-            proved=(
-                ProofCase(Attention(2048), quick=HOPPER_CHIPS),
-                ProofCase(Attention(256, lanes=1)),
-                ProofCase(Attention(2048, head_dim=64, dtype="float16")),
-                ProofCase(Attention(2048, 32, 32, 80, 32)),
-                ProofCase(Attention(2048, 24, 8, 96, 64)),
-                ProofCase(Attention(2048, 16, 8, 256, soft_cap=50.0)),
-                ProofCase(Attention(2048, window=1024, sinks=True)),
-                ProofCase(Attention(2048, page_size=128)),
-                ProofCase(Attention(2048, 64, shards=8)),
-                ProofCase(Attention(2048, pages="int8"), quick=("h200",)),
-                ProofCase(Attention(2048, pages="float8_e4m3fn")),
-                ProofCase(Attention(2048, 32, 32, 80, 32, pages="float8_e4m3fn")),
-                ProofCase(Attention(2048, 16, 8, 256, soft_cap=50.0, pages="float8_e4m3fn")),
-                ProofCase(Attention(2048, 64, 8, 64, 64, pages="int8", window=1024, sinks=True)),
-            ),
         ),
         Implementation(
             "matmul",
@@ -183,22 +135,8 @@ BACKEND = Backend(
             (HOPPER,),
             True,
             HopperMatmulTuning,
+            converts_every=112,
             instruction="wgmma",
-            chips=HOPPER_CHIPS,
-            proved=(
-                ProofCase(Matmul(1)),
-                ProofCase(Matmul(), quick=("h200",)),
-                ProofCase(Matmul(asymmetric=True)),
-                ProofCase(Matmul(16, 896, 9728, asymmetric=True)),
-                ProofCase(Matmul(2048, 4864, 896)),
-                ProofCase(Matmul(2048, group=32)),
-                ProofCase(Matmul(weight="int8")),
-                ProofCase(Matmul(2048, weight="int8")),
-                ProofCase(Matmul(weight="fp8")),
-                ProofCase(Matmul(2048, weight="fp8")),
-                ProofCase(Matmul(2048, weight="int8", activations="int8")),
-                ProofCase(Matmul(2048, weight="fp8", activations="fp8")),
-            ),
         ),
     ),
 )

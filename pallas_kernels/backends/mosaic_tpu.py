@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from pallas_kernels.backends.problems import Attention, Matmul
-from pallas_kernels.backends.record import (
-    TPU,
-    TPU_CHIPS,
-    Backend,
-    Implementation,
-    ProofCase,
-    Tuning,
-)
+from pallas_kernels.backends.record import TPU, Backend, Implementation, Tuning
 from pallas_kernels.coverage import AttentionShape, refused
 from pallas_kernels.errors import KernelError
 from pallas_kernels.tpu_pages import Order, memory_order
 
 if TYPE_CHECKING:
+    import jax
+
     from pallas_kernels.quantized_matmul.coverage import MatmulShape
 
 POOLS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
@@ -75,6 +69,17 @@ class TpuMatmulTuning(Tuning):
     tile_k: int = 128
 
 
+def head_rows(shape: AttentionShape) -> int:
+    """Rows of the pool that a head of a shape is, for the kernels to see the pool without a copy.
+
+    XLA stores the lanes of a row of 256 in two tiles, and tiles of fewer than 8 heads in another
+    order than a matrix of such rows has.
+    """
+    if shape.head_rows is not None and shape.head_rows > 1:
+        return shape.head_rows
+    return 2 if shape.head_dim == 256 and (shape.kv_heads or 8) % 8 else 1
+
+
 def covers(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic TPU kernels do not cover a shape; None when they do."""
     refusal = (
@@ -83,8 +88,12 @@ def covers(shape: AttentionShape) -> KernelError | None:
         # another is padded in memory, and XLA would bring the pool into another order for a kernel
         or refused("head_dim", shape.head_dim, (128, 256))
     )
-    if refusal is None and shape.head_dim == 256 and shape.kv_heads and shape.kv_heads % 8:
-        refusal = KernelError("kv_heads", shape.kv_heads, "a multiple of 8 where head_dim is 256")
+    if refusal is None and head_rows(shape) == 2:
+        if shape.head_rows == 1:
+            allowed = "a multiple of 8, or heads of 256 as two rows of 128"
+            refusal = KernelError("kv_heads", shape.kv_heads, allowed)
+        if shape.token_scales:
+            refusal = KernelError("k_scale", "by token", "one for the whole pool")
     return refusal or refused("page_size", shape.page_size, (16, 32, 64, 128), " tokens")
 
 
@@ -94,8 +103,9 @@ def covers_write(shape: AttentionShape) -> KernelError | None:
     if refusal is not None or shape.pool_dtype is None or shape.kv_heads is None:
         return refusal
     # four tokens share a 32-bit row there, and a DMA writes whole ones
-    if memory_order(shape.kv_heads, shape.pool_dtype) is Order.HEADS:
-        return KernelError("kv_heads", shape.kv_heads, "4 or a multiple of 8 for 8-bit pages")
+    rows = shape.kv_heads * head_rows(shape)
+    if memory_order(rows, shape.pool_dtype) is Order.HEADS:
+        return KernelError("kv_heads", rows, "rows of 4 or a multiple of 8 for 8-bit pages")
     return None
 
 
@@ -117,6 +127,8 @@ def covers_matmul(shape: MatmulShape) -> KernelError | None:
     """Why the Mosaic TPU kernel does not cover a product; None when it does."""
     if shape.activations == "fp8":
         return KernelError("activations", "'fp8'", "'float' or 'int8'")
+    if shape.stored == "fp8" and shape.group is not None:
+        return KernelError("weight.scale", "by group", "one an output or one in all, for fp8")
     if shape.dtype not in (jnp.bfloat16, jnp.float32):
         return KernelError("x.dtype", shape.dtype, "bfloat16 or float32")
     if shape.inputs % shape.block:
@@ -125,6 +137,23 @@ def covers_matmul(shape: MatmulShape) -> KernelError | None:
         )
     if shape.outputs % 128:
         return KernelError("outputs", shape.outputs, "a multiple of 128")
+    return None
+
+
+def covers_grouped(weight: jax.Array) -> KernelError | None:
+    """Why the Mosaic TPU kernel does not multiply with the elements of a weight; None when it does.
+
+    Args:
+        weight: [groups, outputs, inputs] elements as they are stored.
+    """
+    if weight.dtype == jnp.float16:
+        return KernelError("weight.dtype", weight.dtype, "bfloat16, float32, or of few bits")
+    if weight.ndim != 3 or weight.shape[1] % 128:
+        return KernelError("weight.shape", weight.shape, "outputs that are a multiple of 128")
+    if weight.shape[2] % 128:
+        # XLA stores others with the outputs along lanes, and would copy all of them for the kernel
+        allowed = "rows of a multiple of 128 elements or words"
+        return KernelError("weight.shape", weight.shape, allowed)
     return None
 
 
@@ -138,33 +167,9 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuDecodeTuning,
+            table_entries=TABLE_ENTRIES,
+            head_rows=head_rows,
             instruction="matmul",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Attention(rows=1)),
-                ProofCase(Attention(context=8192), quick=TPU_CHIPS),
-                ProofCase(Attention(context=8192, window=4096)),
-                ProofCase(Attention(16, 32, 32, page_size=128)),
-                ProofCase(Attention(16, 16, 8, 256, soft_cap=50.0)),
-                ProofCase(Attention(16, 64, 8, sinks=True)),
-                ProofCase(Attention(16, dtype="float32")),
-                ProofCase(Attention(16, pages="int8")),
-                ProofCase(Attention(16, pages="int8", scales="token")),
-                ProofCase(Attention(16, pages="float8_e4m3fn")),
-                ProofCase(Attention(16, 64, shards=8)),
-                ProofCase(Attention(queries=4)),
-                ProofCase(Attention(queries=8), quick=("v5e", "v6e")),
-                ProofCase(Attention(16, 32, 32, page_size=128, queries=8)),
-                ProofCase(Attention(16, 28, 4, queries=8, window=4096)),
-                ProofCase(Attention(16, 12, 2, queries=4, sinks=True)),
-                ProofCase(Attention(16, 64, 8, queries=8)),
-                ProofCase(Attention(16, 16, 8, 256, queries=8)),
-                ProofCase(Attention(16, queries=8, dtype="float32")),
-                ProofCase(Attention(16, queries=8, pages="int8", scales="token")),
-                ProofCase(Attention(16, queries=8, pages="float8_e4m3fn")),
-                ProofCase(Attention(16, 8, 1, pages="int8")),
-                ProofCase(Attention(16, 24, 3, 128, 128, pages="int8")),
-            ),
         ),
         Implementation(
             "decode_and_write",
@@ -173,27 +178,9 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuDecodeTuning,
+            table_entries=TABLE_ENTRIES,
+            head_rows=head_rows,
             instruction="matmul",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Attention(16, queries=4)),
-                ProofCase(Attention(context=8192, queries=8)),
-                ProofCase(Attention(16, 32, 32, page_size=128, queries=8)),
-                ProofCase(Attention(16, 28, 4, window=4096, queries=8)),
-                ProofCase(Attention(16, queries=8, dtype="float32")),
-                ProofCase(Attention(16, queries=8, pages="int8")),
-                ProofCase(Attention(context=8192), quick=TPU_CHIPS),
-                ProofCase(Attention(16, 32, 32, page_size=128)),
-                ProofCase(Attention(16, 28, 4, window=4096)),
-                ProofCase(Attention(16, 12, 2, sinks=True)),
-                ProofCase(Attention(16, 9, 3)),
-                ProofCase(Attention(16, 16, 8, 256)),
-                ProofCase(Attention(16, dtype="float32")),
-                ProofCase(Attention(16, pages="int8")),
-                ProofCase(Attention(16, 32, 4, pages="int8")),
-                ProofCase(Attention(16, pages="float8_e4m3fn")),
-                ProofCase(Attention(16, 64, shards=8)),
-            ),
         ),
         Implementation(
             "prefill",
@@ -202,17 +189,9 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuPrefillTuning,
+            table_entries=TABLE_ENTRIES,
+            head_rows=head_rows,
             instruction="matmul",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Attention(2048), quick=TPU_CHIPS),
-                ProofCase(Attention(256, lanes=1)),
-                ProofCase(Attention(2048, 16, 8, 256, soft_cap=50.0)),
-                ProofCase(Attention(2048, window=1024, sinks=True)),
-                ProofCase(Attention(2048, dtype="float32")),
-                ProofCase(Attention(2048, pages="int8", scales="token")),
-                ProofCase(Attention(2048, pages="float8_e4m3fn")),
-            ),
         ),
         Implementation(
             "write_kv",
@@ -222,16 +201,13 @@ BACKEND = Backend(
             True,
             whole_pages=True,
             instruction="dma",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Attention(2048), quick=TPU_CHIPS),
-                ProofCase(Attention(16, page_size=128)),
-                ProofCase(Attention(2048, pages="int8")),
-                ProofCase(Attention(2048, pages="float8_e4m3fn")),
-                ProofCase(
-                    Attention(2048, pages="int8"), quick=("v5e",), operation="write_kv_scaled"
-                ),
-            ),
+        ),
+        Implementation(
+            "grouped_linear",
+            "grouped_linear.mosaic_tpu",
+            covers_grouped,
+            (TPU,),
+            True,
         ),
         Implementation(
             "matmul",
@@ -241,15 +217,6 @@ BACKEND = Backend(
             True,
             TpuMatmulTuning,
             instruction="matmul",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Matmul(), quick=("v5e",)),
-                ProofCase(Matmul(1)),
-                ProofCase(Matmul(16, 5632, 2048, group=32)),
-                ProofCase(Matmul(2048, asymmetric=True)),
-                ProofCase(Matmul(weight="int8")),
-                ProofCase(Matmul(2048, weight="fp8")),
-            ),
         ),
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pallas_kernels.backends.problems import Attention, Matmul, Sampling
+from pallas_kernels.coverage import AttentionShape, PageFacts
 from pallas_kernels.errors import KernelError
 
 # the families of devices among which backends are chosen
@@ -16,10 +16,6 @@ AMPERE_ADA_BLACKWELL = "an Ampere, Ada or Blackwell GPU"
 OTHER_NVIDIA = "an NVIDIA GPU"
 GPUS = (HOPPER, AMPERE_ADA_BLACKWELL)
 ANYWHERE = (CPU, TPU, HOPPER, AMPERE_ADA_BLACKWELL, OTHER_NVIDIA)
-# the devices for which kernels are compiled where none is
-HOPPER_CHIPS, OLDER_CHIPS = ("h200", "h100"), ("a100", "l4", "b200")
-GPU_CHIPS = HOPPER_CHIPS + OLDER_CHIPS
-TPU_CHIPS = ("v5e", "v5p", "v6e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +23,16 @@ class Tuning:
     """The static choices of one kernel: its backend derives a type with their fields."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProofCase:
-    """A problem for which a kernel is compiled where its devices are not there.
-
-    Attributes:
-        problem: shapes and options.
-        quick: devices for which it is compiled in a quick run.
-        kinds: devices for which it is compiled; () for all of the kernel's chips.
-        operation: where it is not the implementation's own, such as "write_kv_scaled".
-    """
-
-    problem: Attention | Matmul | Sampling
-    quick: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-    operation: str = ""
-
-
 def takes_all(shape: Any) -> KernelError | None:
     """The coverage of a backend that takes every problem."""
     del shape
     return None
+
+
+def all_pages(page: PageFacts, wanted: int) -> int:
+    """The pages of a backend that addresses pools of any size."""
+    del page
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +49,15 @@ class Implementation:
             backend outside the package, on which it may be asked for.
         interprets: whether it is a kernel, and takes `interpret`.
         tuning: the type of its kernel's static choices; None where there are none.
+        most_pages: how many pages the pool of one device may have, up to a wanted number.
+        table_entries: how many entries a page table [rows, pages] may have; None: any number.
+        head_rows: how many rows of its pool a head of a shape has to be; None: one, and pools of
+            several are brought into another order for it.
         stores: the element type in which it wants 8-bit weights; None: any.
+        converts_every: rows of x for which it converts 4-bit weights once more; None: not told.
         whole_pages: whether it writes whole pages, and wants scales written so as well.
         instruction: what its compiled kernel must use, but for float32; None for nothing.
         launches: kernels on the device of one call; None where they are not counted.
-        chips: devices for which it is compiled where they are not there.
-        proved: the problems for which that is done.
         backend: the name of its backend, which is given by the list of its operation.
     """
 
@@ -79,12 +67,14 @@ class Implementation:
     runs: tuple[str, ...] = ()
     interprets: bool = False
     tuning: type[Tuning] | None = None
+    most_pages: Callable[[PageFacts, int], int] = all_pages
+    table_entries: int | None = None
+    head_rows: Callable[[AttentionShape], int] | None = None
     stores: str | None = None
+    converts_every: int | None = None
     whole_pages: bool = False
     instruction: str | None = None
     launches: int | None = None
-    chips: tuple[str, ...] = ()
-    proved: tuple[ProofCase, ...] = ()
     backend: str = ""
 
     def load(self) -> Any:

@@ -5,18 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pallas_kernels.backends.problems import Attention, Matmul, Sampling
-from pallas_kernels.backends.record import (
-    GPU_CHIPS,
-    GPUS,
-    HOPPER_CHIPS,
-    OLDER_CHIPS,
-    Backend,
-    Implementation,
-    ProofCase,
-    Tuning,
-)
-from pallas_kernels.coverage import AttentionShape, refused
+from pallas_kernels.backends.record import GPUS, Backend, Implementation, Tuning
+from pallas_kernels.coverage import AttentionShape, PageFacts, refused
 from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import is_quantized
 
@@ -84,6 +74,19 @@ class TritonMatmulTuning(Tuning):
     num_warps: int = 4
 
 
+def most_pages(page: PageFacts, wanted: int) -> int:
+    """How many pages of a pool the kernels address rightly, up to a wanted number.
+
+    They count rows in int32. JAX's Triton lowering counts elements in 64 bits when a pool has more
+    than 2 ** 32 bytes, else in 32 bits with a sign: too few for 2 to 4 GiB of 1-byte elements.
+    """
+    wanted = min(wanted, (2**31 - 1) // page.rows)
+    elements = page.rows * page.head_dim
+    if page.itemsize == 1 and 2**31 < wanted * elements <= 2**32:
+        return 2**31 // elements
+    return wanted
+
+
 def covers_attention(shape: AttentionShape) -> KernelError | None:
     """Why the Triton kernels do not cover a shape; None when they do."""
     if shape.head_dim is not None and not 16 <= shape.head_dim <= 256:
@@ -143,38 +146,9 @@ BACKEND = Backend(
             GPUS,
             True,
             TritonDecodeTuning,
+            most_pages,
             launches=2,
             instruction="mma",
-            chips=OLDER_CHIPS,
-            proved=(
-                ProofCase(Attention(rows=1)),
-                ProofCase(Attention(), quick=("a100",)),
-                ProofCase(Attention(256, window=4096)),
-                ProofCase(Attention(head_dim=64, dtype="float16")),
-                ProofCase(Attention(16, 32, 32, 80, 32)),
-                ProofCase(Attention(16, 24, 8, 96, 64)),
-                ProofCase(Attention(16, 16, 8, 256, soft_cap=50.0)),
-                ProofCase(Attention(16, 64, 1, splits=7)),
-                ProofCase(Attention(64, 64, 8, 64, sinks=True)),
-                ProofCase(Attention(page_size=128)),
-                ProofCase(
-                    Attention(pages="int8", scales="token"),
-                    quick=("a100",),
-                    kinds=HOPPER_CHIPS + OLDER_CHIPS,
-                ),
-                ProofCase(Attention(pages="float8_e4m3fn")),
-                ProofCase(Attention(dtype="float32"), kinds=HOPPER_CHIPS + OLDER_CHIPS),
-                ProofCase(Attention(64, 64, shards=8)),
-                ProofCase(Attention(queries=4)),
-                ProofCase(Attention(queries=8), quick=("a100",)),
-                ProofCase(Attention(16, 64, 4, 64, queries=8, sinks=True)),
-                ProofCase(Attention(16, 32, 32, 80, 32, queries=8)),
-                ProofCase(Attention(16, 16, 8, 256, queries=8, window=1024)),
-                ProofCase(Attention(queries=8, pages="int8", scales="token")),
-                ProofCase(Attention(queries=8, pages="float8_e4m3fn")),
-                ProofCase(Attention(queries=8, dtype="float32")),
-                ProofCase(Attention(64, 64, shards=8, queries=4)),
-            ),
         ),
         Implementation(
             "prefill",
@@ -183,23 +157,9 @@ BACKEND = Backend(
             GPUS,
             True,
             TritonPrefillTuning,
+            most_pages,
             launches=4,
             instruction="mma",
-            chips=OLDER_CHIPS,
-            proved=(
-                ProofCase(Attention(2048), quick=("a100",)),
-                ProofCase(Attention(256, lanes=1)),
-                ProofCase(Attention(2048, head_dim=64, dtype="float16")),
-                ProofCase(Attention(2048, 32, 32, 80, 32)),
-                ProofCase(Attention(2048, 24, 8, 96, 64)),
-                ProofCase(Attention(2048, 16, 8, 256, soft_cap=50.0)),
-                ProofCase(Attention(2048, window=1024, sinks=True)),
-                ProofCase(
-                    Attention(2048, pages="int8", scales="token"), kinds=HOPPER_CHIPS + OLDER_CHIPS
-                ),
-                ProofCase(Attention(2048, pages="float8_e4m3fn")),
-                ProofCase(Attention(2048, dtype="float32"), kinds=HOPPER_CHIPS + OLDER_CHIPS),
-            ),
         ),
         Implementation(
             "rotate_and_write",
@@ -207,14 +167,7 @@ BACKEND = Backend(
             covers_rotate_and_write,
             GPUS,
             True,
-            chips=GPU_CHIPS,
-            proved=(
-                ProofCase(Attention(16), quick=("h200", "a100")),
-                ProofCase(Attention(2048, 28, 4)),
-                ProofCase(Attention(64, 16, 8, 256, dtype="float16")),
-                ProofCase(Attention(64, 64, 8, 80)),
-                ProofCase(Attention(64, 64, shards=8)),
-            ),
+            most_pages=most_pages,
         ),
         Implementation(
             "matmul",
@@ -223,30 +176,12 @@ BACKEND = Backend(
             GPUS,
             True,
             TritonMatmulTuning,
+            converts_every=64,
             instruction="mma",
-            chips=OLDER_CHIPS,
-            proved=(
-                ProofCase(Matmul(1)),
-                ProofCase(Matmul(), quick=("a100",)),
-                ProofCase(Matmul(2048, asymmetric=True)),
-                ProofCase(Matmul(weight="int8")),
-                ProofCase(Matmul(2048, weight="fp8")),
-                ProofCase(Matmul(2048, weight="int8", activations="int8")),
-            ),
         ),
-        Implementation(
-            "threshold",
-            "kept_threshold.triton",
-            runs=GPUS,
-            interprets=True,
-            chips=GPU_CHIPS,
-            proved=(
-                ProofCase(Sampling(), quick=("h200", "a100")),
-                ProofCase(Sampling(1)),
-                ProofCase(Sampling(16, 262144)),
-            ),
-        ),
+        Implementation("threshold", "kept_threshold.triton", runs=GPUS, interprets=True),
         Implementation("residual_norm", "residual_norm.triton", runs=GPUS, interprets=True),
+        Implementation("finish_rows", "finish_rows.triton", runs=GPUS, interprets=True),
         Implementation(
             "grouped_linear", "grouped_linear.triton", covers_grouped, GPUS, interprets=True
         ),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pallas_kernels.backends.problems import Attention
-from pallas_kernels.backends.record import TPU, TPU_CHIPS, Backend, Implementation, ProofCase
+from pallas_kernels.backends.record import TPU, Backend, Implementation
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
 from pallas_kernels.tpu_pages import Order, memory_order
@@ -29,12 +28,6 @@ BACKEND = Backend(
             covers,
             (TPU,),
             whole_pages=True,
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Attention(64, 8, 1, pages="int8"), quick=("v5e",)),
-                ProofCase(Attention(2048, 8, 2, page_size=128, pages="int8")),
-                ProofCase(Attention(64, 24, 3, 128, 128, pages="float8_e4m3fn")),
-            ),
         ),
     ),
 )

@@ -1,6 +1,7 @@
 """Linear layers of which each group of rows has its own: the experts of a sparse model."""
 
 from pallas_kernels.grouped_linear.api import (
+    experts_rounding,
     grouped_linear,
     linear_in_blocks,
     refusal,
@@ -8,4 +9,11 @@ from pallas_kernels.grouped_linear.api import (
 )
 from pallas_kernels.grouped_linear.blocks import Blocks
 
-__all__ = ["Blocks", "grouped_linear", "linear_in_blocks", "refusal", "takes_blocks"]
+__all__ = [
+    "Blocks",
+    "experts_rounding",
+    "grouped_linear",
+    "linear_in_blocks",
+    "refusal",
+    "takes_blocks",
+]

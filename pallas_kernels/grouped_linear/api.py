@@ -16,6 +16,7 @@ from pallas_kernels.linear.api import EIGHT_BITS, Weight
 from pallas_kernels.native.paths import Path
 from pallas_kernels.native.weights import NativeWeight
 from pallas_kernels.pages import FLOAT_DTYPES
+from pallas_kernels.quantized_matmul import Rounding, Rows
 from pallas_kernels.quantized_matmul.formats import Fp8Weight, Int4Weight, Int8Weight
 
 
@@ -48,9 +49,9 @@ def grouped_linear(
         gated: outputs 2 i and 2 i + 1 are gate and up, as in `linear`.
         out_dtype: type of the result; that of x by default.
         row_invariant: as for `linear`; of "native" alone.
-        backend: "xla" (any device), "native" (CPU, C++), "triton" (NVIDIA GPUs) or "reference"
-            (any device, every weight times every row).
-        interpret: None compiles; otherwise the parameters of the interpreter, for "triton".
+        backend: "xla" (any device), "native" (CPU, C++), "triton" (NVIDIA GPUs), "mosaic_tpu" (TPU)
+            or "reference" (any device, every weight times every row).
+        interpret: None compiles; otherwise the parameters of the interpreter of a kernel.
 
     Raises:
         KernelError: a shape, a type or the backend is not supported; names it.
@@ -86,12 +87,12 @@ def refusal(weight: Weight, backend: str) -> KernelError | None:
 
 
 def takes_blocks(backend: str) -> bool:
-    """Whether a backend has `linear_in_blocks`: kernels of a GPU, which read a table."""
-    return resolve("grouped_linear", backend).interprets
+    """Whether a backend has `linear_in_blocks`: the kernels of a GPU, which gather rows."""
+    return backend == "triton"
 
 
 def linear_in_blocks(
-    x: jax.Array,  # [M / sources, K], or [B * R, K] where sources is None
+    x: Rows,  # [M / sources, K], or [B * R, K] where sources is None
     weight: Weight,  # [E, N, K]
     blocks: Blocks,
     *,
@@ -109,7 +110,8 @@ def linear_in_blocks(
     Where no block holds a row, the result is anything.
 
     Args:
-        x, weight, scale, gated, out_dtype, interpret: as for `grouped_linear`.
+        x, weight, scale, gated, out_dtype, interpret: as for `grouped_linear`; x may be rounded as
+            `experts_rounding` says.
         activations: likewise; "fp8" is taken for "float", the weights alone stay of 8 bits.
         blocks: which row goes to which group.
         sources: rows of the blocks that read one row of x: row r reads x[r // sources]. None: x
@@ -142,8 +144,17 @@ def linear_in_blocks(
     )
 
 
+def experts_rounding(scale: jax.Array | None, activations: str) -> Rounding | None:
+    """What `linear_in_blocks` rounds rows to before it multiplies; None: it takes them as they are.
+
+    Args:
+        scale, activations: as for `grouped_linear`.
+    """
+    return Rounding("int8") if scale is not None or activations == "int8" else None
+
+
 def _check(
-    x: jax.Array,
+    x: Rows,
     weight: Weight,
     scale: jax.Array | None,
     gated: bool,

@@ -34,10 +34,10 @@ class Blocks(NamedTuple):
         return self.rows.shape[0] // self.groups.shape[0]
 
 
-def block_size(rows: int, groups: int) -> int:
+def block_size(rows: int, groups: int, least: int = LEAST_ROWS, most: int = MOST_ROWS) -> int:
     """Places of a block: a power of two, twice the rows that a group has on average."""
     wanted = max(2 * rows // groups, 1)
-    return min(max(1 << (wanted - 1).bit_length(), LEAST_ROWS), MOST_ROWS)
+    return min(max(1 << (wanted - 1).bit_length(), least), most)
 
 
 def most_blocks(rows: int, groups: int, size: int) -> int:
@@ -45,15 +45,16 @@ def most_blocks(rows: int, groups: int, size: int) -> int:
     return rows // size + min(rows, groups)
 
 
-def blocks_of(order: jax.Array, sizes: jax.Array) -> Blocks:
+def blocks_of(order: jax.Array, sizes: jax.Array, size: int | None = None) -> Blocks:
     """The blocks of rows that are sorted by group.
 
     Args:
         order: int32[M], the rows; those behind the last group are in none.
         sizes: int32[E], rows of each group.
+        size: places of a block; None: `block_size`.
     """
     rows, groups = order.shape[0], sizes.shape[0]
-    size = block_size(rows, groups)
+    size = size or block_size(rows, groups)
     needed = -(-sizes // size)
     block_ends, row_ends = jnp.cumsum(needed), jnp.cumsum(sizes)
     index = jnp.arange(most_blocks(rows, groups, size))

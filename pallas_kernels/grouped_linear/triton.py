@@ -24,7 +24,7 @@ from pallas_kernels.grouped_linear.blocks import Blocks, blocks_of
 from pallas_kernels.grouped_linear.weights import elements_of, sizes_of
 from pallas_kernels.linear.api import Weight, as_stored_weight
 from pallas_kernels.native.weights import NativeWeight
-from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.activations import Rows, rounded_rows, split_rows
 from pallas_kernels.quantized_matmul.formats import BLOCK, Fp8Weight, Int4Weight, Int8Weight
 from pallas_kernels.quantized_matmul.triton_tile import (
     TileFormat,
@@ -66,9 +66,9 @@ def _kernel(
     counts_ref: Any,  # int32[B]
     x_ref: Any,  # [M, K]
     weight_ref: Any,  # [E, N, K]
-    scales_ref: Any,  # float32[groups of K, E, N]
-    zeros_ref: Any,  # uint8[groups of K, E, N]
-    row_scale_ref: Any,  # float32[1, M]
+    scales_ref: Any,  # float32[groups of K, E, N], or None
+    zeros_ref: Any,  # uint8[groups of K, E, N], or None
+    row_scale_ref: Any,  # float32[1, M] of rounded rows, or None
     out_ref: Any,  # [M or B * R, width]
     *,
     plan: _Plan,
@@ -109,18 +109,17 @@ def _kernel(
         plt.store(out_ref.at[index], out.astype(out_ref.dtype), mask=mask)
 
 
-def _scales(weight: Weight, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Scales float32[groups of K, E, N], and zeros of the same shape; a number where none."""
-    absent = jnp.zeros((1, 1, 1), jnp.uint8)
+def _scales(weight: Weight, scale: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+    """Scales float32[groups of K, E, N], and zeros of the same shape; None where there are none."""
     if isinstance(weight, Int4Weight):
-        return weight.scales, absent if weight.zeros is None else weight.zeros
+        return weight.scales, weight.zeros
     if isinstance(weight, (Int8Weight, Fp8Weight)):
-        return weight.scale[None], absent
-    return (jnp.ones((1, 1, 1), jnp.float32) if scale is None else scale[None]), absent
+        return weight.scale if weight.scale.ndim == 3 else weight.scale[None], None
+    return (None if scale is None else scale[None]), None
 
 
 def in_blocks(
-    x: jax.Array,  # [M / sources, K], or [B * R, K] where sources is None
+    x: Rows,  # [M / sources, K], or [B * R, K] where sources is None
     weight: Weight,  # [E, N, K]
     blocks: Blocks,
     *,
@@ -140,21 +139,18 @@ def in_blocks(
     inputs = x.shape[1]
     _, channels = sizes_of(weight)
     stored = elements_of(weight)
-    width = channels // 2 if gated else channels
-    if isinstance(weight, Int4Weight):
-        shared = inputs // weight.scales.shape[0]
-        form = TileFormat(
-            BLOCK, "int4", shared if shared < inputs else None, weight.zeros is not None
-        )
-    else:
-        kind = "int8" if scale is not None else kind_of(weight)
-        form = TileFormat(STEP_BYTES // stored.dtype.itemsize, kind)
+    outputs = channels // 2 if gated else channels
+    scales, zeros = _scales(weight, scale)
+    shared = inputs if scales is None else inputs // len(scales)
+    width = BLOCK if isinstance(weight, Int4Weight) else STEP_BYTES // stored.dtype.itemsize
+    kind = "int8" if scale is not None else kind_of(weight)
+    form = TileFormat(width, kind, shared if shared < inputs else None)
     if scale is not None:
         stored = as_stored_weight(stored, jnp.int8)
-    operand, row_scale = rounded_rows(x, "int8" if scale is not None else activations, None)
+    rounds = "int8" if scale is not None else activations
+    operand, row_scale = split_rows(rounded_rows(x, rounds, None))
     if isinstance(weight, Fp8Weight):
         stored = lax.bitcast_convert_type(stored, jnp.uint8)
-    scales, zeros = _scales(weight, scale)
     plan = _Plan(
         size=blocks.size,
         tile=TILE_OUTPUTS,
@@ -165,8 +161,8 @@ def in_blocks(
     )
     return pl.pallas_call(
         functools.partial(_kernel, plan=plan),
-        grid=(blocks.groups.shape[0], -(-width // plan.tile)),
-        out_shape=result_like(operand, (scattered or blocks.rows.shape[0], width), out_dtype),
+        grid=(blocks.groups.shape[0], -(-outputs // plan.tile)),
+        out_shape=result_like(operand, (scattered or blocks.rows.shape[0], outputs), out_dtype),
         compiler_params=plt.CompilerParams(
             num_warps=4, num_stages=4 if blocks.size <= FEW_ROWS else 3
         ),
@@ -178,7 +174,7 @@ def in_blocks(
         stored,
         scales,
         zeros,
-        (jnp.ones(x.shape[0], jnp.float32) if row_scale is None else row_scale)[None],
+        None if row_scale is None else row_scale[None],
     )
 
 

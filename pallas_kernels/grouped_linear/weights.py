@@ -25,7 +25,9 @@ def of_group(weight: Weight, group: jax.Array) -> Weight:
     if isinstance(weight, Int8Weight):
         return Int8Weight(weight.values[group], weight.scale[group])
     if isinstance(weight, Fp8Weight):
-        return Fp8Weight(weight.values[group], weight.scale[group])
+        by_input = weight.scale.ndim == 3
+        scale = weight.scale[:, group] if by_input else weight.scale[group]
+        return Fp8Weight(weight.values[group], scale)
     return weight[group]
 
 
@@ -42,7 +44,7 @@ def sizes_of(weight: Weight) -> tuple[int, int]:
     elif isinstance(weight, NativeWeight):
         scales = weight.scale.shape[1:]
     elif isinstance(weight, (Int8Weight, Fp8Weight)):
-        scales = weight.scale.shape
+        scales = weight.scale.shape[-2:]
     else:
         scales = weight.shape[:2]
     groups, outputs = scales

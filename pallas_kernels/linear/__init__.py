@@ -6,6 +6,7 @@ from pallas_kernels.linear.api import (
     as_stored_weight,
     linear,
     linear_in_parts,
+    rounding_of,
     stored_dtype,
 )
 from pallas_kernels.native.weights import NativeWeight
@@ -17,5 +18,6 @@ __all__ = [
     "as_stored_weight",
     "linear",
     "linear_in_parts",
+    "rounding_of",
     "stored_dtype",
 ]

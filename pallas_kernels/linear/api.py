@@ -15,6 +15,7 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.native.paths import Path
 from pallas_kernels.native.weights import NativeWeight
 from pallas_kernels.pages import FLOAT_DTYPES
+from pallas_kernels.quantized_matmul.activations import RoundedRows, Rounding, Rows
 from pallas_kernels.quantized_matmul.formats import (
     Fp8Weight,
     Int4Weight,
@@ -50,7 +51,7 @@ def as_stored_weight(values: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def linear(
-    x: jax.Array,  # [M, K]
+    x: Rows,  # [M, K]
     weight: Weight,  # [N, K]
     *,
     scale: jax.Array | None = None,  # float32[N]
@@ -73,7 +74,8 @@ def linear(
     int32.
 
     Args:
-        x: activations: float32, float16 or bfloat16.
+        x: activations: float32, float16 or bfloat16; or such rows rounded as `rounding_of` says,
+            where nothing norms them.
         weight: in the type of x; or an array of 8 bits, int8, or uint8 from `as_stored_weight`; or
             a quantised weight: a `NativeWeight` for "native", one of `quantized_matmul` for others.
         scale: given exactly for an array of 8 bits: what row n of it is multiplied with.
@@ -101,6 +103,8 @@ def linear(
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     _check(x, weight, scale, bias, norm, residual, gated, chosen)
     implementation = resolve("linear", backend)
+    if isinstance(x, RoundedRows) and (norm is not None or backend == "native"):
+        raise KernelError("x", "rounded rows", "without a norm, and not with the native backend")
     if live is not None and (live.ndim != 2 or live.shape[1] != 2 or live.dtype != jnp.int32):
         raise KernelError("live", f"{live.dtype}{live.shape}", "int32[ranges, 2]")
     if row_invariant and backend != "native":
@@ -124,7 +128,7 @@ def linear(
 
 
 def linear_in_parts(
-    x: jax.Array,  # [M, K]
+    x: Rows,  # [M, K]
     weight: Weight,  # [N, K]
     *,
     scale: jax.Array | None = None,  # float32[N]
@@ -163,8 +167,42 @@ def linear_in_parts(
     )
 
 
+def rounding_of(
+    weight: Weight,  # [N, K]
+    *,
+    scale: jax.Array | None = None,  # float32[N]
+    activations: str = "float",
+    input_scale: jax.Array | None = None,  # float32[1]
+    matmul: Sequence[str] = ("xla",),
+    dtype: DTypeLike,
+    backend: str,
+) -> Rounding | None:
+    """What `linear` rounds rows to before it multiplies, so that a kernel before it may do that.
+
+    Args:
+        weight, scale, activations, input_scale, matmul, backend: as for `linear`.
+        dtype: type of the rows.
+
+    Returns:
+        None where they are multiplied as they are, or rounded in the product itself.
+    """
+    if backend == "native":
+        return None
+    # imported where it is used: this module is below it
+    from pallas_kernels.linear import xla
+
+    return xla.rounding_of(
+        weight,
+        scale=scale,
+        activations=activations,
+        input_scale=input_scale,
+        matmul=matmul,
+        dtype=dtype,
+    )
+
+
 def _check(
-    x: jax.Array,
+    x: Rows,
     weight: Weight,
     scale: jax.Array | None,
     bias: jax.Array | None,

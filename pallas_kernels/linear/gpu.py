@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from pallas_kernels.linear import xla
 from pallas_kernels.linear.api import Weight
 from pallas_kernels.multiprocessors import multiprocessors
+from pallas_kernels.quantized_matmul import RoundedRows, Rows
 from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
 
 __all__ = ["in_parts", "linear"]
@@ -48,7 +50,7 @@ def number_of_parts(rows: int, outputs: int, inputs: int, element: int) -> int:
 
 
 def in_parts(
-    x: jax.Array,  # [M, K]
+    x: Rows,  # [M, K]
     weight: Weight,  # [N, K]
     *,
     scale: jax.Array | None,  # float32[N]
@@ -57,25 +59,22 @@ def in_parts(
     matmul: Sequence[str] = ("xla",),
     bias: jax.Array | None,  # [N]
 ) -> jax.Array:  # [S, M, N]
-    """As `pallas_kernels.linear.linear_in_parts`; one part where a scale or a bias follows."""
-    parts = 1
-    if isinstance(weight, jax.Array) and scale is None and bias is None:
-        rows, (outputs, inputs) = x.shape[0], weight.shape
-        parts = number_of_parts(rows, outputs, inputs, x.dtype.itemsize)
-    if parts == 1 or not isinstance(weight, jax.Array):
-        whole = linear(
-            x,
-            weight,
-            scale=scale,
-            activations=activations,
-            input_scale=input_scale,
-            matmul=matmul,
-            bias=bias,
-            norm=None,
-            residual=None,
-            gated=False,
-            out_dtype=x.dtype,
-        )
-        return whole[None]
+    """As `pallas_kernels.linear.linear_in_parts`; one part where a bias follows."""
+    options: dict[str, Any] = {
+        "scale": scale,
+        "activations": activations,
+        "input_scale": input_scale,
+        "matmul": matmul,
+        "out_dtype": x.dtype,
+    }
+    if bias is not None:
+        around: dict[str, Any] = {"norm": None, "residual": None, "gated": False}
+        return linear(x, weight, bias=bias, **around, **options)[None]
+    if not isinstance(weight, jax.Array) or scale is not None or isinstance(x, RoundedRows):
+        return xla.quantized_product(x, weight, in_parts=True, **options)
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    parts = number_of_parts(rows, outputs, inputs, x.dtype.itemsize)
+    if parts == 1:
+        return xla.dot(x, weight, x.dtype)[None]
     divided, weights = (matrix.reshape(matrix.shape[0], parts, -1) for matrix in (x, weight))
     return xla.dot(divided, weights, jnp.float32)

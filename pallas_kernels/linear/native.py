@@ -21,7 +21,7 @@ from pallas_kernels.linear.xla import rms_norm
 from pallas_kernels.native.operands import optional
 from pallas_kernels.native.paths import Path
 from pallas_kernels.native.weights import NativeWeight, native_shape
-from pallas_kernels.quantized_matmul.activations import quantize_static
+from pallas_kernels.quantized_matmul import Rounding
 
 WEIGHT_DTYPES = ("bfloat16", "float32", "uint8")
 GROUP_MULTIPLE = 16  # inputs, where a row has several groups
@@ -57,7 +57,8 @@ def linear(
             raise KernelError("weight", type(weight).__name__, "a NativeWeight with an input_scale")
         rows = x if norm is None else rms_norm(x, norm)
         # small integers and e4m3 are exact in x's type, and the scale can wait for the sums
-        x, norm = quantize_static(rows, input_scale, activations).astype(x.dtype), None
+        values = Rounding(activations, input_scale).of(rows).values
+        x, norm = values.astype(x.dtype), None
         weight, activations = weight.scaled(input_scale), "float"
     stored = weight.values if isinstance(weight, NativeWeight) else weight
     if not isinstance(stored, jax.Array):

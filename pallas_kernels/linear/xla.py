@@ -12,13 +12,22 @@ from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.errors import KernelError
 from pallas_kernels.linear.api import Norm, Weight, as_stored_weight
 from pallas_kernels.native.weights import NativeWeight
-from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, quantized_matmul
-from pallas_kernels.quantized_matmul.activations import quantize_static
+from pallas_kernels.quantized_matmul import (
+    Int4Weight,
+    Int8Weight,
+    QuantizedWeight,
+    RoundedRows,
+    Rounding,
+    Rows,
+    quantized_matmul,
+)
+from pallas_kernels.quantized_matmul.activations import rounded_rows, split_rows
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
+from pallas_kernels.quantized_matmul.splits import dequantizes
 
 
 def linear(
-    x: jax.Array,  # [M, K]
+    x: Rows,  # [M, K]
     weight: Weight,  # [N, K]
     *,
     scale: jax.Array | None,  # float32[N]
@@ -38,37 +47,19 @@ def linear(
     `rounds`: the product gives its float32 sums in the type of the result where nothing else is
     done to them in float32.
     """
-    rows = x if norm is None else rms_norm(x, norm)
-    if isinstance(weight, NativeWeight):
-        raise KernelError("weight", "NativeWeight", "a weight of quantized_matmul")
+    rows = x if norm is None or isinstance(x, RoundedRows) else rms_norm(x, norm)
     wanted = out_dtype if rounds and bias is None else jnp.dtype("float32")
-    if isinstance(weight, jax.Array) and scale is None:
+    if isinstance(weight, jax.Array) and scale is None and not isinstance(rows, RoundedRows):
         product = dot(rows, weight, wanted)
     else:
-        if isinstance(weight, jax.Array):
-            assert scale is not None
-            activations = "int8"
-            weight = Int8Weight(as_stored_weight(weight, jnp.int8), scale)
-        if isinstance(weight, Int4Weight) and input_scale is not None:
-            raise KernelError("input_scale", "given", "for weights of 8 bits")
-        if (
-            input_scale is not None
-            and not isinstance(weight, Int4Weight)
-            and not _has_product(weight, activations, matmul, rows)
-        ):
-            # 8 bits are exact in the type of x, and the scale can wait for the sums
-            rows = quantize_static(rows, input_scale, activations).astype(rows.dtype)
-            weight = weight._replace(scale=weight.scale * input_scale)
-            activations, input_scale = "float", None
-        shape = MatmulShape.of(rows, weight, activations)
-        backend = next((b for b in matmul if OPERATIONS["matmul"][b].covers(shape) is None), "xla")
-        product = quantized_matmul(
+        product = quantized_product(
             rows,
             weight,
+            scale=scale,
             activations=activations,
-            out_dtype=wanted,
             input_scale=input_scale,
-            backend=backend,
+            matmul=matmul,
+            out_dtype=wanted,
         )
     if bias is not None:
         product = product + bias.astype(jnp.float32)
@@ -81,17 +72,91 @@ def linear(
     return out if residual is None else residual + out
 
 
-def _has_product(
-    weight: Int8Weight | Fp8Weight, activations: str, matmul: Sequence[str], rows: jax.Array
-) -> bool:
-    """Whether a product of 8 bits with 8 bits is there, for this weight and these activations."""
-    if isinstance(weight, Int8Weight):
-        return activations == "int8"
-    if activations != "fp8":
-        return False
-    shape = MatmulShape.of(rows, weight, activations)
-    kernels = [one for one in (OPERATIONS["matmul"][name] for name in matmul) if one.interprets]
-    return any(one.covers(shape) is None for one in kernels)
+def quantized_product(
+    rows: Rows,  # [M, K]
+    weight: Weight,  # [N, K]
+    *,
+    scale: jax.Array | None,  # float32[N]
+    activations: str,
+    input_scale: jax.Array | None,  # float32[1]
+    matmul: Sequence[str],
+    out_dtype: jnp.dtype,
+    in_parts: bool = False,
+) -> jax.Array:  # [M, N], or [S, M, N] in parts
+    """`quantized_matmul` by the first of the backends that covers the product.
+
+    Many rows of a 4-bit weight are XLA's where a kernel would convert the weight for every tile.
+    """
+    operand = _as_quantized(weight, scale)
+    activations = "int8" if scale is not None else activations
+    if isinstance(operand, Int4Weight) and input_scale is not None:
+        raise KernelError("input_scale", "given", "for weights of 8 bits")
+    chosen = rounding_of(
+        weight,
+        scale=scale,
+        activations=activations,
+        input_scale=input_scale,
+        matmul=matmul,
+        dtype=rows.dtype,
+    )
+    if chosen is None and input_scale is not None and not isinstance(operand, Int4Weight):
+        # 8 bits are exact in the type of x, and the scale can wait for the sums
+        values, _ = split_rows(rounded_rows(rows, activations, input_scale))
+        rows = values.astype(rows.dtype)
+        operand = operand._replace(scale=operand.scale * input_scale)
+        activations, input_scale = "float", None
+    shape = MatmulShape.of(rows, operand, activations)
+    backend = next((b for b in matmul if OPERATIONS["matmul"][b].covers(shape) is None), "xla")
+    every = OPERATIONS["matmul"][backend].converts_every
+    if every and isinstance(operand, Int4Weight) and dequantizes(rows.shape[0], every):
+        backend = "xla"  # which dequantises the weight, and multiplies what it has
+        # when its turn comes: the weights of all layers would not fit
+        rows, operand = jax.lax.optimization_barrier((rows, operand))
+    return quantized_matmul(
+        rows,
+        operand,
+        activations=activations,
+        out_dtype=out_dtype,
+        input_scale=input_scale,
+        in_parts=in_parts,
+        backend=backend,
+    )
+
+
+def rounding_of(
+    weight: Weight,  # [N, K]
+    *,
+    scale: jax.Array | None,  # float32[N]
+    activations: str,
+    input_scale: jax.Array | None,  # float32[1]
+    matmul: Sequence[str],
+    dtype: DTypeLike,
+) -> Rounding | None:
+    """What a product multiplies rows of `dtype` as, where it multiplies 8 bits with 8 bits; None
+    where it takes them as they are."""
+    if isinstance(weight, NativeWeight) or (isinstance(weight, jax.Array) and scale is None):
+        return None
+    activations = "int8" if scale is not None else activations
+    operand = _as_quantized(weight, scale)
+    if activations == "float" or isinstance(operand, Int4Weight):
+        return None
+    if activations == "fp8" and input_scale is not None:
+        inputs = jax.ShapeDtypeStruct((1, operand.values.shape[1]), dtype)
+        shape = MatmulShape.of(inputs, operand, activations)
+        kernels = [one for one in (OPERATIONS["matmul"][name] for name in matmul) if one.interprets]
+        if all(one.covers(shape) is not None for one in kernels):
+            return None
+    return Rounding(activations, input_scale)
+
+
+def _as_quantized(weight: Weight, scale: jax.Array | None) -> QuantizedWeight:
+    if isinstance(weight, NativeWeight):
+        raise KernelError("weight", "NativeWeight", "a weight of quantized_matmul")
+    if not isinstance(weight, jax.Array):
+        return weight
+    if scale is None:
+        raise KernelError("x", "rounded rows", "rows as they are for a weight in the type of x")
+    return Int8Weight(as_stored_weight(weight, jnp.int8), scale)
 
 
 def rms_norm(x: jax.Array, norm: Norm) -> jax.Array:

@@ -27,7 +27,9 @@ from pallas_kernels.pages import (
     is_quantized,
     is_scale,
     scales_shape,
+    whole_heads,
 )
+from pallas_kernels.tpu_pages import LANES
 
 
 def paged_decode_attention(
@@ -61,7 +63,8 @@ def paged_decode_attention(
         q: queries, rotary embedding applied; float32, float16 or bfloat16. Without the axis Q
             there is one a slot.
         kv_pages: the pool: float32, float16, bfloat16, int8, float8_e4m3fn, uint16 (bfloat16 bits)
-            or uint8 (float8_e4m3fn bits).
+            or uint8 (float8_e4m3fn bits). A head may be several rows that lie side by side,
+            [NP, page_size, 2, KVH * n, D / n], as a TPU wants those of 256.
         page_table: page ids, each below NP - first_page; entries past a slot's length are ignored
             but must be valid page ids.
         kv_lens: tokens of each slot, its last query included; 0 = idle, gives zeros.
@@ -107,6 +110,8 @@ def paged_decode_attention(
     of_kernel = chosen.options(splits=splits, tuning=tuning, interpret=interpret)
     if chosen.interprets:
         coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
+    if chosen.head_rows is None:
+        kv_pages = whole_heads(kv_pages, q.shape[-1])
     run = chosen.load().decode
     return run(queries, kv_pages, page_table, kv_lens, options, **of_kernel).reshape(q.shape)
 
@@ -168,6 +173,8 @@ def paged_prefill_attention(
     of_kernel = chosen.options(tuning=tuning, interpret=interpret)
     if chosen.interprets:
         coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
+    if chosen.head_rows is None:
+        kv_pages = whole_heads(kv_pages, q.shape[-1])
     return chosen.load().prefill(q, kv_pages, page_table, lanes, options, **of_kernel)
 
 
@@ -191,15 +198,18 @@ def checked_options(
     heads, head_dim = q.shape[-2:]
     if q.dtype not in FLOAT_DTYPES:
         raise KernelError("q.dtype", q.dtype, "float32, float16 or bfloat16")
-    if kv_pages.ndim != 5 or kv_pages.shape[2] != 2 or kv_pages.shape[4] != head_dim:
+    if kv_pages.ndim != 5 or kv_pages.shape[2] != 2 or not _holds(kv_pages.shape, head_dim):
         raise KernelError(
-            "kv_pages.shape", kv_pages.shape, f"[pages, page_size, 2, kv_heads, {head_dim}]"
+            "kv_pages.shape",
+            kv_pages.shape,
+            f"[pages, page_size, 2, kv_heads, {head_dim}], or whole rows of 128 a head",
         )
     if kv_pages.dtype not in POOL_DTYPES:
         raise KernelError("kv_pages.dtype", kv_pages.dtype, POOL_DTYPES_TEXT)
-    if heads % kv_pages.shape[3]:
+    kv_heads = kv_pages.shape[3] * kv_pages.shape[4] // head_dim
+    if heads % kv_heads:
         raise KernelError(
-            "q.shape", q.shape, f"the heads are a multiple of the {kv_pages.shape[3]} KV heads"
+            "q.shape", q.shape, f"the heads are a multiple of the {kv_heads} KV heads"
         )
     if page_table.ndim != 2 or page_table.dtype != jnp.int32:
         raise KernelError(
@@ -216,6 +226,12 @@ def checked_options(
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
     scores = Scores(scale, soft_cap, window)
     return AttentionOptions(scores, sinks, k_scale, v_scale, jnp.int32(first_page))
+
+
+def _holds(shape: tuple[int, ...], head_dim: int) -> bool:
+    """Whether a pool of a shape has heads of that size, each one row or several of 128."""
+    rows, width = shape[3:]
+    return width == head_dim or (width == LANES and rows * LANES % head_dim == 0)
 
 
 def check_scales(kv_pages: jax.Array, k_scale: jax.Array | None, v_scale: jax.Array | None) -> None:

@@ -18,6 +18,7 @@ from pallas_kernels.paged_attention.api import (
     with_query_lens,
 )
 from pallas_kernels.paged_attention.queries import query_ends
+from pallas_kernels.pages import whole_heads
 from pallas_kernels.write_kv.api import stored_rows, write_kv
 
 
@@ -79,11 +80,16 @@ def paged_decode_and_write(
         queries, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
     check_slots(queries, page_table, kv_lens)
+    width = kv_pages.shape[4]
+    head_rows = q.shape[-1] // width
     for name, part in (("k", k), ("v", v)):
         if part.ndim != q.ndim or part.shape[:-2] != q.shape[:-2]:
             rows = ", ".join(map(str, q.shape[:-2]))
             raise KernelError(f"{name}.shape", part.shape, f"[{rows}, kv_heads, head_dim], as q")
-    k, v = (part.reshape(-1, *part.shape[-2:]) for part in (k, v))  # [B * Q, KVH, D]
+        if part.shape[-1] != q.shape[-1]:
+            raise KernelError(f"{name}.shape", part.shape, f"heads of {q.shape[-1]}, as q")
+    # as rows of the pool, [B * Q, KVH, D] but for heads of several rows
+    k, v = (part.reshape(-1, part.shape[-2] * head_rows, width) for part in (k, v))
     kv_lens, options = with_query_lens(queries, kv_lens, query_lens, options)
     of_kernel = chosen.options(tuning=tuning, interpret=interpret)
     if chosen.interprets:
@@ -108,4 +114,5 @@ def paged_decode_and_write(
         backend=backend,
     )
     attend = chosen.load().decode
-    return attend(queries, kv_pages, page_table, kv_lens, options).reshape(q.shape), kv_pages
+    whole = whole_heads(kv_pages, q.shape[-1])
+    return attend(queries, whole, page_table, kv_lens, options).reshape(q.shape), kv_pages

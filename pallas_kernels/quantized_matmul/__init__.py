@@ -1,5 +1,6 @@
 """The product of activations and a weight that stays quantised in memory."""
 
+from pallas_kernels.quantized_matmul.activations import RoundedRows, Rounding, Rows
 from pallas_kernels.quantized_matmul.api import quantized_matmul
 from pallas_kernels.quantized_matmul.formats import (
     Fp8Weight,
@@ -17,6 +18,9 @@ __all__ = [
     "Int4Weight",
     "Int8Weight",
     "QuantizedWeight",
+    "RoundedRows",
+    "Rounding",
+    "Rows",
     "dequantize",
     "quantize_fp8",
     "quantize_int4",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.errors import KernelError
+from pallas_kernels.quantized_matmul.activations import Rows
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     GROUPS,
@@ -28,7 +29,7 @@ class MatmulShape:
         outputs: output channels N.
         inputs: inputs K.
         stored: "int8", "int4" or "fp8".
-        group: inputs that share a scale, for int4; else None.
+        group: inputs that share a scale, where an output may have several; else None.
         dtype: type of x.
         activations: "float", "int8" or "fp8".
     """
@@ -41,7 +42,9 @@ class MatmulShape:
     activations: str
 
     @staticmethod
-    def of(x: jax.Array, weight: QuantizedWeight, activations: str) -> MatmulShape:
+    def of(
+        x: Rows | jax.ShapeDtypeStruct, weight: QuantizedWeight, activations: str
+    ) -> MatmulShape:
         """The facts of x [M, K] and a weight [N, K]."""
         inputs = x.shape[1]
         is_int4 = isinstance(weight, Int4Weight)
@@ -50,7 +53,7 @@ class MatmulShape:
             outputs=outputs_of(weight),
             inputs=inputs,
             stored="int4" if is_int4 else eight_bits,
-            group=group_of(weight, inputs) if isinstance(weight, Int4Weight) else None,
+            group=group_of(weight, inputs) if weight[1].ndim == 2 else None,
             dtype=jnp.dtype(x.dtype),
             activations=activations,
         )

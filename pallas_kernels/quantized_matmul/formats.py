@@ -26,7 +26,8 @@ from pallas_kernels.errors import KernelError
 PIECE = 64  # words of a block, and so the inputs that the same nibble of them holds
 NIBBLES = 4  # of a word
 BLOCK = NIBBLES * PIECE  # inputs
-GROUPS = (32, 64, 128)
+GROUPS = (32, 64, 128)  # of 4-bit weights
+FP8_GROUP = 128  # of e4m3
 INT8_MAX = 127  # symmetric: -128 is not used
 FP8 = jnp.float8_e4m3fn
 FP8_MAX = 448.0  # the largest float8_e4m3fn
@@ -54,10 +55,11 @@ class Int4Weight(NamedTuple):
 
 
 class Fp8Weight(NamedTuple):
-    """float8_e4m3fn with one scale an output channel or one in all: value = values * scale."""
+    """float8_e4m3fn with one scale an output channel, one in all, or one for every 128 inputs of an
+    output channel: value = values * scale."""
 
     values: jax.Array  # float8_e4m3fn[N, K]
-    scale: jax.Array  # float32[N] or float32[]
+    scale: jax.Array  # float32[N], float32[] or float32[K / 128, N]
 
 
 QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight
@@ -94,15 +96,18 @@ def outputs_of(weight: QuantizedWeight) -> int:
     return weight[0].shape[0]
 
 
-def group_of(weight: Int4Weight, inputs: int) -> int:
-    """Inputs that share a scale."""
-    return inputs // weight.scales.shape[0]
+def group_of(weight: QuantizedWeight, inputs: int) -> int:
+    """Inputs that share a scale: all of them where there is one an output or one in all."""
+    scale = weight[1]
+    return inputs // scale.shape[0] if scale.ndim == 2 else inputs
 
 
 def group_scales(weight: QuantizedWeight) -> tuple[jax.Array, jax.Array | None]:
     """The scales float32[groups, N] of a weight, and its zero points uint8[groups, N] if any."""
     if isinstance(weight, Int4Weight):
         return weight.scales, weight.zeros
+    if weight.scale.ndim == 2:
+        return weight.scale, None
     return jnp.broadcast_to(weight.scale, (1, outputs_of(weight))), None
 
 
@@ -127,6 +132,8 @@ def check_weight(weight: QuantizedWeight, inputs: int) -> None:
             "weight.values", f"{values.dtype}{values.shape}", f"{dtype}[outputs, {inputs}]"
         )
     shapes = [values.shape[:1], ()] if scalar else [values.shape[:1]]
+    if scalar and inputs % FP8_GROUP == 0:
+        shapes.append((inputs // FP8_GROUP, values.shape[0]))
     if scale.dtype != jnp.float32 or scale.shape not in shapes:
         raise KernelError(
             "weight.scale",
@@ -245,7 +252,10 @@ def quantize_fp8(weight: jax.Array, *, per_tensor: bool = False) -> Fp8Weight:
 def dequantize(weight: QuantizedWeight, inputs: int) -> jax.Array:
     """The matrix float32[N, inputs] that a quantised weight stands for."""
     if not isinstance(weight, Int4Weight):
-        return weight.values.astype(jnp.float32) * weight.scale.reshape(-1, 1)
+        wide, scale = weight.values.astype(jnp.float32), weight.scale
+        if scale.ndim == 2:
+            return (wide.reshape(*scale.T.shape, -1) * scale.T[..., None]).reshape(wide.shape)
+        return wide * scale.reshape(-1, 1)
     rows = weight.packed.shape[0]
     nibbles = unpack_int4(weight.packed, inputs).reshape(rows, weight.scales.shape[0], -1)
     zeros = (

@@ -11,8 +11,8 @@ from registers, so a converted weight never touches memory. With both operands i
 A last stage of 4-bit weights may reach past the end of a row: x is padded with zeros there, like
 the packed weights, and scales of the last groups are read where they are.
 
-Scales wait for the sums. Of 4-bit weights with groups every group has its own wgmma sum, which is
-scaled and added to the total, so weights enter the product as exact small integers.
+Scales wait for the sums. Where a row has several every group has its own wgmma sum, which is
+scaled and added to the total, so 4-bit weights enter the product as exact small integers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pallas_kernels import interpreter
 from pallas_kernels.backends.mosaic_gpu import HopperMatmulTuning
 from pallas_kernels.compat import load_row, result_like, transposed
 from pallas_kernels.hopper.tiles import row_tiles
-from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.activations import Rows, split_rows
 from pallas_kernels.quantized_matmul.formats import (
     PIECE,
     Int4Weight,
@@ -64,7 +64,7 @@ def _kernel(
     weight_gmem: Any,  # stored[N, K or K / 4]
     scales_gmem: Any,  # float32[groups, N]
     zeros_gmem: Any,  # uint8[groups, N], or float32[1] when there are none
-    row_scale_gmem: Any,  # float32[M], or float32[1] when x is not quantised
+    row_scale_gmem: Any,  # float32[M or more], or float32[1] when x is not quantised
     out_gmem: Any,  # [splits, M, N]
     x_smem: Any,  # [stages, tile_rows, width]
     weight_smem: Any,  # stored[stages, 128, STORED_BYTES / itemsize]
@@ -80,8 +80,9 @@ def _kernel(
     split, row_tile, channel_tile, warpgroup = (
         lax.axis_index(name) for name in ("split", "rows", "channels", "warpgroup")
     )
-    # a last tile that would reach past the end starts earlier: its overlap is computed twice
-    row = jnp.minimum(row_tile * plan.tile_rows, x_gmem.shape[0] - plan.tile_rows)
+    # a last tile that would reach past the end starts earlier: its overlap is computed twice; of
+    # rows that are not there, where x has fewer than a tile, TMA gives zeros and writes none
+    row = jnp.minimum(row_tile * plan.tile_rows, max(x_gmem.shape[0] - plan.tile_rows, 0))
     channel = jnp.minimum(channel_tile * TILE_CHANNELS, weight_gmem.shape[0] - TILE_CHANNELS)
     share = -(-plan.steps // plan.splits)
     begin = split * share
@@ -208,14 +209,20 @@ def _kernel(
             def step_of(step: jax.Array, total: jax.Array) -> jax.Array:
                 stage = lax.rem(step, jnp.int32(plan.stages))
                 plgpu.barrier_wait(full.at[stage])
-                held = weight_smem[stage, own]
+                held: Any = weight_smem[stage, own] if plan.converts else None
                 for group in range(plan.groups):
                     nibbles = range(group * size // PIECE, -(-(group + 1) * size // PIECE))
+                    nibbles = nibbles if plan.pieces > 1 else range(1)
                     place = place_of(step, group)
 
                     def summed(
                         acc: Any, nibbles: range = nibbles, group: int = group, place: Any = place
                     ) -> jax.Array:
+                        if not plan.converts:
+                            plgpu.wgmma(
+                                acc, weight_smem.at[stage, own], transposed(x_smem.at[stage])
+                            )
+                            return acc[...]
                         for nibble in nibbles:
                             weights, first = converted(stage, held, nibble, place), nibble * PIECE
                             if size < PIECE:
@@ -234,17 +241,16 @@ def _kernel(
             return lax.fori_loop(0, steps, step_of, zero)
 
         out = by_groups() if plan.groups else pl.run_scoped(whole, accumulator)
-        if plan.splits == 1:
-            out = out.astype(jnp.float32)
-            if plan.stored == jnp.uint16:
-                out = out * NIBBLE_UNIT[jnp.dtype(plan.operand)]
-            if not plan.groups:
-                scale = load_row(scales_gmem.at[0, channels], ROW)
-                out = out * _spread(scale, tile, 0)
-            if not plan.converts:
-                rows = pl.ds(row, plan.tile_rows)
-                scale = load_row(row_scale_gmem.at[rows], COLUMN)
-                out = out * _spread(scale, tile, 1)
+        out = out.astype(jnp.float32)
+        if plan.stored == jnp.uint16:
+            out = out * NIBBLE_UNIT[jnp.dtype(plan.operand)]
+        if not plan.groups:
+            scale = load_row(scales_gmem.at[0, channels], ROW)
+            out = out * _spread(scale, tile, 0)
+        if not plan.converts:
+            rows = pl.ds(row, plan.tile_rows)
+            scale = load_row(row_scale_gmem.at[rows], COLUMN)
+            out = out * _spread(scale, tile, 1)
         transposed(out_smem.at[warpgroup])[...] = plgpu.layout_cast(
             out.astype(out_gmem.dtype), plgpu.Layout.WGMMA_TRANSPOSED
         )
@@ -258,47 +264,48 @@ def _kernel(
     lax.cond(warpgroup == CONSUMERS, produce, consume)
 
 
-@functools.partial(jax.jit, static_argnames=("activations", "out_dtype", "tuning", "interpret"))
+@functools.partial(jax.jit, static_argnames=("out_dtype", "tuning", "interpret"))
 def matmul(
-    x: jax.Array,  # [M, K]
+    x: Rows,  # [M, K]
     weight: QuantizedWeight,  # [N, K]
     *,
-    activations: str,
     out_dtype: DTypeLike,
-    input_scale: jax.Array | None = None,  # float32[1]
     tuning: HopperMatmulTuning | None = None,
     interpret: Any = None,
-) -> jax.Array:  # [M, N]
-    """x @ weight.T on an NVIDIA Hopper GPU; the shapes are those that its record takes.
+) -> jax.Array:  # [S, M, N]
+    """Parts of x @ weight.T on an NVIDIA Hopper GPU; the shapes are those that its record takes.
 
     Args:
-        x: bfloat16 or float16.
+        x: bfloat16 or float16, or rounded.
         weight: the quantised weight.
-        activations: "float", "int8" or "fp8".
-        out_dtype: type of the result.
-        input_scale: of rounded activations; None: each row's own.
+        out_dtype: type of a product that is one part.
         tuning: tile_m, stages and splits; None chooses them from the shapes.
         interpret: parameters of JAX's Mosaic GPU interpreter; None compiles for the GPU.
     """
-    rows = x.shape[0]
-    plan = plan_of(x, weight, activations, tuning, staged=interpreter.is_used(interpret))
-    operand, row_scale = rounded_rows(x, activations, input_scale)
-    padding = max(plan.tile_rows - rows, -rows % ROW_MULTIPLE)
-    operand = jnp.pad(operand, ((0, padding), (0, plan.steps * plan.width - x.shape[1])))
-    of_rows = jnp.zeros((1,)) if row_scale is None else jnp.pad(row_scale, (0, padding))
+    operand, row_scale = split_rows(x)
+    rows, inputs = operand.shape
+    plan = plan_of(operand, weight, tuning, staged=interpreter.is_used(interpret))
+    # of fewer rows than a tile of shared memory has TMA takes those that are there
+    takes_few = rows < ROW_MULTIPLE and not plan.staged
+    padding = 0 if takes_few else max(plan.tile_rows - rows, -rows % ROW_MULTIPLE)
+    operand = jnp.pad(operand, ((0, padding), (0, plan.steps * plan.width - inputs)))
+    lacking = max(rows + padding, plan.tile_rows) - (0 if row_scale is None else len(row_scale))
+    if row_scale is None:
+        row_scale = jnp.zeros((1,))
+    elif lacking > 0:
+        row_scale = jnp.pad(row_scale, (0, lacking))
     outputs = outputs_of(weight)
     scales, zeros = group_scales(weight)
     if zeros is None:
         zeros = jnp.zeros((1,), jnp.float32)
-    direct = plan.splits == 1
-    partial_type = jnp.dtype(out_dtype if direct else plan.accumulator)
+    part_type = jnp.dtype(out_dtype if plan.splits == 1 else jnp.float32)
     if tuning is not None:
-        require_fit(plan, tuning, partial_type.itemsize)
+        require_fit(plan, tuning, part_type.itemsize)
     columns = STORED_BYTES // plan.stored.itemsize
     staging = min(plan.group or PIECE, PIECE) if isinstance(weight, Int4Weight) else plan.width
     out = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
-        out_type=result_like(operand, (plan.splits, rows + padding, outputs), partial_type),
+        out_type=result_like(operand, (plan.splits, rows + padding, outputs), part_type),
         scratch_types=[
             plgpu.SMEM(
                 (plan.stages, plan.tile_rows, plan.width),
@@ -319,8 +326,8 @@ def matmul(
             ),
             plgpu.SMEM(
                 (CONSUMERS, plan.tile_rows, CHANNELS),
-                partial_type,
-                transforms=row_tiles(CHANNELS, partial_type),
+                part_type,
+                transforms=row_tiles(CHANNELS, part_type),
             ),
             plgpu.Barrier(
                 num_arrivals=2 + (plan.groups > 0) * (1 + (zeros.ndim == 2)),
@@ -335,14 +342,5 @@ def matmul(
         kernel_name="quantized_matmul",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
-    )(operand, weight[0], scales, zeros, of_rows)
-    if direct:
-        return out[0, :rows]
-    total = out.sum(axis=0)[:rows].astype(jnp.float32)
-    if isinstance(weight, Int4Weight):
-        total = total * NIBBLE_UNIT[jnp.dtype(plan.operand)]
-    if not plan.groups:
-        total = total * scales[0]
-    if row_scale is not None:
-        total = total * row_scale[:, None]
-    return total.astype(out_dtype)
+    )(operand, weight[0], scales, zeros, row_scale)
+    return out[:, :rows]

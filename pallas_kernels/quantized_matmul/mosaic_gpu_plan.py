@@ -47,7 +47,7 @@ class Plan:
         splits: parts of K.
         steps: stages that all of K takes.
         width: inputs of a stage.
-        group: inputs that share a scale of 4-bit weights; None when one scale serves a row.
+        group: inputs that share a scale; None when one scale serves a row.
         stored: type of the elements that the weight is stored in.
         operand: type that is multiplied.
         accumulator: type of the sums.
@@ -108,19 +108,17 @@ class Plan:
 def plan_of(
     x: jax.Array,
     weight: QuantizedWeight,
-    activations: str,
     tuning: HopperMatmulTuning | None,
     staged: bool,
 ) -> Plan:
-    """The choices for x [M, K] and a weight [N, K]."""
+    """The choices for x [M, K], rounded to 8 bits or not, and a weight [N, K]."""
     rows, inputs = x.shape
     is_int4 = isinstance(weight, Int4Weight)
-    group = group_of(weight, inputs) if isinstance(weight, Int4Weight) else inputs
+    group = group_of(weight, inputs)
     stored = jnp.dtype(weight[0].dtype)
-    quantised = activations != "float"
-    operand = stored if quantised else jnp.dtype(x.dtype)
+    operand = jnp.dtype(x.dtype)
     width = BLOCK if is_int4 else STORED_BYTES
-    default = INT4_TILE_ROWS if is_int4 else MAX_TILE_ROWS
+    default = INT4_TILE_ROWS if is_int4 or group < inputs else MAX_TILE_ROWS
     default = SMALL_GROUP_TILE_ROWS.get(group, default)
     # tiles of one size, as small as their number allows
     row_tiles = -(-rows // (tuning.tile_m if tuning else default))
@@ -153,7 +151,7 @@ def plan_of(
         group=group if group < inputs else None,
         stored=stored,
         operand=operand,
-        accumulator=jnp.int32 if activations == "int8" else jnp.float32,
+        accumulator=jnp.int32 if operand == jnp.int8 else jnp.float32,
         ragged=inputs % width != 0,
         staged=staged,
     )

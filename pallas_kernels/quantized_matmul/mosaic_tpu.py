@@ -23,7 +23,7 @@ from pallas_kernels import interpreter
 from pallas_kernels.backends.mosaic_tpu import TpuMatmulTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
-from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.activations import Rows, split_rows
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     NIBBLES,
@@ -44,8 +44,8 @@ MAX_WIDTH = 2048  # inputs of a grid step
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """The static facts of the kernel.
+class TilePlan:
+    """The static facts of a grid step.
 
     Attributes:
         tile_rows: rows of x of a grid step.
@@ -72,7 +72,7 @@ def _product(x: jax.Array, weights: jax.Array, sum_type: Any) -> jax.Array:
     )
 
 
-def _four_bits(x_ref: Any, weight_ref: Any, scales_ref: Any, zeros_ref: Any, plan: _Plan) -> Any:
+def _four_bits(x_ref: Any, weight_ref: Any, scales_ref: Any, zeros_ref: Any, plan: TilePlan) -> Any:
     """float32[tile_rows, tile_channels]: the part of the sums that this step adds."""
     words = weight_ref[...].astype(jnp.int32)
     total = jnp.zeros((plan.tile_rows, plan.tile_channels), jnp.float32)
@@ -113,9 +113,31 @@ def _kernel(
     out_ref: Any,  # [tile_rows, tile_channels]
     sums_ref: Any,  # [tile_rows, tile_channels]
     *,
-    plan: _Plan,
+    plan: TilePlan,
 ) -> None:
-    step = pl.program_id(2)
+    refs = x_ref, weight_ref, scales_ref, zeros_ref, row_scale_ref, out_ref, sums_ref
+    add_tile(*refs, step=pl.program_id(2), steps=pl.num_programs(2), plan=plan)
+
+
+def add_tile(
+    x_ref: Any,
+    weight_ref: Any,
+    scales_ref: Any,
+    zeros_ref: Any,
+    row_scale_ref: Any,
+    out_ref: Any,
+    sums_ref: Any,
+    *,
+    step: Any,
+    steps: Any,
+    plan: TilePlan,
+) -> None:
+    """A grid step: one of so many steps over K; with the last one the result is written.
+
+    Args:
+        x_ref, weight_ref, scales_ref, zeros_ref, row_scale_ref, out_ref, sums_ref: as `_kernel`.
+            Weights that are not quantised are of the type of x, and their scales are 1.
+    """
 
     @pl.when(step == 0)
     def _() -> None:
@@ -129,7 +151,7 @@ def _kernel(
             weights = weights.astype(jnp.float32).astype(x.dtype)
         sums_ref[...] += _product(x, weights, sums_ref.dtype)
 
-    @pl.when(step == pl.num_programs(2) - 1)
+    @pl.when(step == steps - 1)
     def _() -> None:
         total = sums_ref[...].astype(jnp.float32)
         if plan.group is None:
@@ -145,55 +167,61 @@ def _check(tuning: TpuMatmulTuning) -> None:
             raise KernelError(f"tuning.{name}", getattr(tuning, name), f"a multiple of {unit}")
 
 
-def _plan(x: jax.Array, weight: QuantizedWeight, tuning: TpuMatmulTuning | None) -> _Plan:
+def _plan(x: jax.Array, weight: QuantizedWeight, tuning: TpuMatmulTuning | None) -> TilePlan:
     rows, inputs = x.shape
     is_int4 = isinstance(weight, Int4Weight)
     group = group_of(weight, inputs) if isinstance(weight, Int4Weight) else inputs
-    step_groups = 8 * group if group < inputs else 1  # scales are tiles of 8 sublanes
-    unit = max(2 * BLOCK if is_int4 else LANES, step_groups)
-    wanted = min(tuning.tile_k if tuning else MAX_WIDTH, MAX_WIDTH)
-    # the whole row always is a legal block; else the widest part of it that divides it
-    widths = [width for width in range(unit, max(wanted, unit) + 1, unit) if inputs % width == 0]
     channels = tuning.tile_n if tuning else TILE_CHANNELS
-    return _Plan(
+    return TilePlan(
         tile_rows=min(
             -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE, tuning.tile_m if tuning else TILE_ROWS
         ),
         tile_channels=channels if outputs_of(weight) % channels == 0 else LANES,
-        width=max(widths, default=inputs),
+        width=width_of(inputs, group, is_int4, tuning.tile_k if tuning else MAX_WIDTH),
         group=group if group < inputs else None,
         has_zeros=isinstance(weight, Int4Weight) and weight.zeros is not None,
     )
 
 
-@functools.partial(jax.jit, static_argnames=("activations", "out_dtype", "tuning", "interpret"))
-def matmul(
-    x: jax.Array,  # [M, K]
-    weight: QuantizedWeight,  # [N, K]
-    *,
-    activations: str,
-    out_dtype: DTypeLike,
-    input_scale: jax.Array | None = None,  # float32[1]
-    tuning: TpuMatmulTuning | None = None,
-    interpret: Any = None,
-) -> jax.Array:  # [M, N]
-    """x @ weight.T on a TPU; the shapes are those that its record takes.
+def width_of(inputs: int, group: int, is_int4: bool, wanted: int = MAX_WIDTH) -> int:
+    """Inputs of a grid step: the widest part of a row up to `wanted` that divides it.
 
     Args:
-        x: float32 or bfloat16.
+        inputs: of a row; the whole row always is a legal block.
+        group: inputs that share a scale.
+        is_int4: whether they are packed.
+    """
+    step_groups = 8 * group if group < inputs else 1  # scales are tiles of 8 sublanes
+    unit = max(2 * BLOCK if is_int4 else LANES, step_groups)
+    wanted = max(min(wanted, MAX_WIDTH), unit)
+    widths = [width for width in range(unit, wanted + 1, unit) if inputs % width == 0]
+    return max(widths, default=inputs)
+
+
+@functools.partial(jax.jit, static_argnames=("out_dtype", "tuning", "interpret"))
+def matmul(
+    x: Rows,  # [M, K]
+    weight: QuantizedWeight,  # [N, K]
+    *,
+    out_dtype: DTypeLike,
+    tuning: TpuMatmulTuning | None = None,
+    interpret: Any = None,
+) -> jax.Array:  # [1, M, N]
+    """x @ weight.T on a TPU as one part; the shapes are those that its record takes.
+
+    Args:
+        x: float32 or bfloat16; or integers of 8 bits.
         weight: the quantised weight.
-        activations: "float" or "int8".
         out_dtype: type of the result.
-        input_scale: of rounded activations; None: each row's own.
         tuning: tile_m (a multiple of 32), tile_n (of 128) and tile_k; None chooses.
         interpret: True or pltpu.InterpretParams runs the kernel without a TPU; None compiles.
     """
     if tuning is not None:
         _check(tuning)
-    rows, inputs = x.shape
+    operand, row_scale = split_rows(x)
+    rows, inputs = operand.shape
     outputs = outputs_of(weight)
-    plan = _plan(x, weight, tuning)
-    operand, row_scale = rounded_rows(x, activations, input_scale)
+    plan = _plan(operand, weight, tuning)
     row_scale = jnp.ones((rows,), jnp.float32) if row_scale is None else row_scale
     padding = -rows % plan.tile_rows
     operand = jnp.pad(operand, ((0, padding), (0, 0)))
@@ -227,7 +255,7 @@ def matmul(
         scratch_shapes=[
             pltpu.VMEM(
                 (plan.tile_rows, plan.tile_channels),
-                jnp.int32 if activations == "int8" else jnp.float32,
+                jnp.int32 if operand.dtype == jnp.int8 else jnp.float32,
             )
         ],
         compiler_params=pltpu.CompilerParams(
@@ -236,4 +264,4 @@ def matmul(
         interpret=interpreter.of_call(interpret),
         name="quantized_matmul",
     )(operand, weight[0], scales, zeros, row_scale)
-    return out[:rows]
+    return out[None, :rows]

@@ -9,43 +9,32 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.activations import RoundedRows, Rows, split_rows
 from pallas_kernels.quantized_matmul.formats import QuantizedWeight, dequantize
 
 CONTRACT_INPUTS = (((1,), (1,)), ((), ()))
 
 
-def integer_product(
-    rows: jax.Array,  # int8[M, K]
-    row_scale: jax.Array,  # float32[M]
-    weight: QuantizedWeight,  # int8[N, K]
-) -> jax.Array:  # float32[M, N]
+def integer_product(rows: RoundedRows, weight: QuantizedWeight) -> jax.Array:  # float32[M, N]
     """The product of integers, summed in int32, times the scales of both."""
-    total = lax.dot_general(rows, weight[0], CONTRACT_INPUTS, preferred_element_type=jnp.int32)
-    return total.astype(jnp.float32) * row_scale[:, None] * weight[1]
+    total = lax.dot_general(
+        rows.values, weight[0], CONTRACT_INPUTS, preferred_element_type=jnp.int32
+    )
+    return total.astype(jnp.float32) * rows.column * weight[1]
 
 
-@functools.partial(jax.jit, static_argnames=("activations", "out_dtype"))
-def matmul(
-    x: jax.Array,  # [M, K]
-    weight: QuantizedWeight,  # [N, K]
-    *,
-    activations: str,
-    out_dtype: DTypeLike,
-    input_scale: jax.Array | None = None,  # float32[1]
-) -> jax.Array:  # [M, N]
-    """x @ weight.T, both converted to float32 first."""
-    rows, row_scale = rounded_rows(x, activations, input_scale)
-    if row_scale is not None and activations == "int8":
-        return integer_product(rows, row_scale, weight).astype(out_dtype)
-    wide = rows.astype(jnp.float32)
-    if row_scale is not None:
-        wide = wide * row_scale[:, None]
+@functools.partial(jax.jit, static_argnames="out_dtype")
+def matmul(x: Rows, weight: QuantizedWeight, *, out_dtype: DTypeLike) -> jax.Array:
+    """x [M, K] @ weight [N, K].T as one part [1, M, N], both converted to float32 first."""
+    values, _ = split_rows(x)
+    if isinstance(x, RoundedRows) and values.dtype == jnp.int8:
+        return integer_product(x, weight).astype(out_dtype)[None]
+    wide = values.astype(jnp.float32)
     out = lax.dot_general(
-        wide,
+        wide * x.column if isinstance(x, RoundedRows) else wide,
         dequantize(weight, x.shape[1]),
         CONTRACT_INPUTS,
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
-    return out.astype(out_dtype)
+    return out.astype(out_dtype)[None]

@@ -18,6 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_SPLITS = 8
+# An estimate: a tile converts each 4-bit weight and waits for the sum of its group, in the time of
+# the products of so many rows more
+CONVERSION_ROWS = 64
+DEQUANTIZED_BYTES = 2.5  # 4 bits read and 16 written for a weight that is dequantised once
 MIN_STEPS = 4  # of a part: fewer would wait for their first data most of the time
 # Ratios of data sheets (H100, H200, A100), rounded; the choice is not sensitive to them.
 CACHE_OVER_MEMORY = 3  # bytes that the L2 cache gives while the memory gives one
@@ -92,3 +96,16 @@ def number_of_splits(tiling: Tiling, multiprocessors: int, *, equal: bool = Fals
         and not (equal and tiling.steps % splits)
     ]
     return min(candidates, key=lambda splits: cost(tiling, splits, multiprocessors))
+
+
+def dequantizes(rows: int, tile_rows: int) -> bool:
+    """Whether a 4-bit weight is dequantised once, for a product of 16 bits.
+
+    Tiles of a kernel convert it again for every tile of rows.
+
+    Args:
+        rows: of x.
+        tile_rows: of the kernel's tiles.
+    """
+    conversions = -(-rows // tile_rows) * CONVERSION_ROWS  # in rows' products of each weight
+    return conversions > DEQUANTIZED_BYTES * FLOPS_A_BYTE / 2

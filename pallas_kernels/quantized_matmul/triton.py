@@ -23,7 +23,7 @@ from pallas_kernels.backends.triton import TritonMatmulTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.multiprocessors import multiprocessors
-from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.activations import Rows, split_rows
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     Fp8Weight,
@@ -71,8 +71,8 @@ def _kernel(
     x_ref: Any,  # [M, K]
     weight_ref: Any,  # [1, N, K] or uint16[1, N, K / 4]
     scales_ref: Any,  # float32[groups, 1, N]
-    zeros_ref: Any,  # uint8[groups, 1, N]
-    row_scale_ref: Any,  # float32[1, M]
+    zeros_ref: Any,  # uint8[groups, 1, N], or None
+    row_scale_ref: Any,  # float32[1, M] of rounded rows, or None
     out_ref: Any,  # [splits, M, N]
     *,
     plan: _Plan,
@@ -121,14 +121,15 @@ def _check(tuning: TritonMatmulTuning) -> None:
 def _plan(x: jax.Array, weight: QuantizedWeight, tuning: TritonMatmulTuning | None) -> _Plan:
     rows, inputs = x.shape
     is_int4 = isinstance(weight, Int4Weight)
-    group = group_of(weight, inputs) if isinstance(weight, Int4Weight) else inputs
+    group = group_of(weight, inputs)
     few = rows <= FEW_ROWS
     # a sum of a group and the total, both of 128 x 128, would not fit the registers
     default = FEW_ROWS if is_int4 else 128
     wanted = tuning.tile_m if tuning else default
     tile_rows = max(MIN_TILE, min(pl.next_power_of_2(rows), wanted))
     tile_channels = tuning.tile_n if tuning else (64 if few else 128)
-    width = BLOCK if is_int4 else (tuning.tile_k if tuning else 128 if few else 64)
+    wanted_width = tuning.tile_k if tuning else 128 if few else 64
+    width = BLOCK if is_int4 else min(wanted_width, group)
     outputs = outputs_of(weight)
     row_tiles = -(-rows // tile_rows)
     stored = tile_channels * width // (2 if is_int4 else 1)
@@ -148,57 +149,56 @@ def _plan(x: jax.Array, weight: QuantizedWeight, tuning: TritonMatmulTuning | No
             width,
             kind_of(weight),
             group=group if group < inputs else None,
-            has_zeros=isinstance(weight, Int4Weight) and weight.zeros is not None,
         ),
     )
 
 
-@functools.partial(jax.jit, static_argnames=("activations", "out_dtype", "tuning", "interpret"))
+@functools.partial(jax.jit, static_argnames=("out_dtype", "tuning", "interpret"))
 def matmul(
-    x: jax.Array,  # [M, K]
+    x: Rows,  # [M, K]
     weight: QuantizedWeight,  # [N, K]
     *,
-    activations: str,
     out_dtype: DTypeLike,
-    input_scale: jax.Array | None = None,  # float32[1]
     tuning: TritonMatmulTuning | None = None,
     interpret: Any = None,
-) -> jax.Array:  # [M, N]
-    """x @ weight.T on an NVIDIA GPU.
+) -> jax.Array:  # [S, M, N]
+    """Parts of x @ weight.T on an NVIDIA GPU.
 
     Args:
-        x: float32, bfloat16 or float16.
+        x: float32, bfloat16 or float16; or integers of 8 bits.
         weight: the quantised weight.
-        activations: "float" or "int8".
-        out_dtype: type of the result.
-        input_scale: of rounded activations; None: each row's own.
+        out_dtype: type of a product that is one part.
         tuning: tile sizes, stages, warps and splits; None chooses them from the shapes.
         interpret: True runs the kernel without a GPU; None or False compiles.
     """
     if tuning is not None:
         _check(tuning)
-    rows, outputs = x.shape[0], outputs_of(weight)
-    plan = _plan(x, weight, tuning)
-    operand, row_scale = rounded_rows(x, activations, input_scale)
-    row_scale = jnp.ones((rows,), jnp.float32) if row_scale is None else row_scale
+    operand, row_scale = split_rows(x)
+    rows, outputs = operand.shape[0], outputs_of(weight)
+    plan = _plan(operand, weight, tuning)
     stored, (scales, zeros) = weight[0], group_scales(weight)
-    zeros = jnp.zeros((1, 1), jnp.uint8) if zeros is None else zeros
     if isinstance(weight, Fp8Weight):
         # Ampere has no conversion from float8, and Triton refuses the type there
         stored = lax.bitcast_convert_type(stored, jnp.uint8)
-    partial_type = out_dtype if plan.splits == 1 else jnp.float32
     few = rows <= FEW_ROWS
-    out = pl.pallas_call(
+    return pl.pallas_call(
         functools.partial(_kernel, plan=plan),
         grid=(-(-outputs // plan.tile_channels), -(-rows // plan.tile_rows), plan.splits),
-        out_shape=result_like(operand, (plan.splits, rows, outputs), partial_type),
+        out_shape=result_like(
+            operand,
+            (plan.splits, rows, outputs),
+            out_dtype if plan.splits == 1 else jnp.float32,
+        ),
         compiler_params=plt.CompilerParams(
             num_warps=tuning.num_warps if tuning else (4 if few else 8),
             num_stages=tuning.stages if tuning else (4 if few else 3),
         ),
         interpret=interpreter.is_used_by_triton(interpret),
         name="quantized_matmul",
-    )(operand, stored[None], scales[:, None], zeros[:, None], row_scale[None])
-    if plan.splits == 1:
-        return out[0]
-    return out.sum(axis=0).astype(out_dtype)
+    )(
+        operand,
+        stored[None],
+        scales[:, None],
+        None if zeros is None else zeros[:, None],
+        None if row_scale is None else row_scale[None],
+    )

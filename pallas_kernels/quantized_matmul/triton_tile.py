@@ -33,14 +33,13 @@ class TileFormat:
     Attributes:
         width: inputs of a step.
         kind: "int4", "int8", "fp8", or "float" for elements in the type of x.
-        group: inputs that share a scale of 4-bit weights; None when one scale serves a row.
-        has_zeros: whether 4-bit weights have zero points of their own.
+        group: inputs that share a scale, of e4m3 a multiple of the width; None when one scale
+            serves a row.
     """
 
     width: int
     kind: str
     group: int | None = None
-    has_zeros: bool = False
 
 
 class TileOperands(NamedTuple):
@@ -50,8 +49,8 @@ class TileOperands(NamedTuple):
         x: [M, K].
         weight: [E, N, K] or uint16[E, N, K / 4].
         scales: float32[groups, E, N]; not read where elements are in the type of x.
-        zeros: uint8[groups, E, N].
-        row_scale: float32[1, M] of 8-bit integers.
+        zeros: uint8[groups, E, N] of 4-bit weights that have zero points of their own; else None.
+        row_scale: float32[1, M] of rounded rows; else None.
     """
 
     x: Any
@@ -135,10 +134,14 @@ def tile_sums(
         columns = step * form.width + jnp.arange(form.width)
         x = _matrix(refs.x, None, rows, counted, columns)
         found = []
-        for total, chosen, valid in zip(totals, channels, inside, strict=True):
+        for tile, (total, chosen, valid) in enumerate(zip(totals, channels, inside, strict=True)):
             held = _matrix(refs.weight, matrix, chosen, valid, columns)
             held = _from_fp8(held, x.dtype) if form.kind == "fp8" else held.astype(x.dtype)
-            found.append(total + product(x, held))
+            part = product(x, held)
+            if form.group is not None:
+                scale = by_channel(refs.scales, step * form.width // form.group, tile)
+                part = part * lax.broadcast_in_dim(scale, shapes[tile], [1])
+            found.append(total + part)
         return found
 
     size = min(form.group or PIECE, PIECE)
@@ -159,7 +162,7 @@ def tile_sums(
                 for tile, held in enumerate(stored):
                     values = (held >> (4 * nibble)) & 15
                     zero: Any = SYMMETRIC_ZERO
-                    if form.has_zeros:
+                    if refs.zeros is not None:
                         each = by_channel(refs.zeros, group, tile).astype(jnp.int32)
                         zero = lax.broadcast_in_dim(each, values.shape, [0])
                     elements = (values - zero).astype(jnp.float32).astype(x.dtype)
@@ -183,7 +186,7 @@ def tile_sums(
             total * lax.broadcast_in_dim(by_channel(refs.scales, 0, tile), shapes[tile], [1])
             for tile, total in enumerate(found)
         ]
-    if integers:
+    if refs.row_scale is not None:
         scale = plt.load(refs.row_scale.at[0, rows], mask=counted, other=0)
         found = [
             total * lax.broadcast_in_dim(scale, shape, [0])

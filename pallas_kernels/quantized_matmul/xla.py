@@ -17,11 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.activations import RoundedRows, Rows
 from pallas_kernels.quantized_matmul.formats import (
-    Fp8Weight,
-    Int4Weight,
-    Int8Weight,
     QuantizedWeight,
     dequantize,
     outputs_of,
@@ -32,90 +29,65 @@ CPU_BLOCK = 256  # output channels dequantised at a time
 MIN_ROWS = 2  # one row alone misses XLA:CPU's matrix library
 
 
-@functools.partial(jax.jit, static_argnames=("activations", "out_dtype"))
-def matmul(
-    x: jax.Array,  # [M, K]
-    weight: QuantizedWeight,  # [N, K]
-    *,
-    activations: str,
-    out_dtype: DTypeLike,
-    input_scale: jax.Array | None = None,  # float32[1]
-) -> jax.Array:  # [M, N]
-    """x @ weight.T with sums in float32, or in int32 for activations="int8"."""
+@functools.partial(jax.jit, static_argnames="out_dtype")
+def matmul(x: Rows, weight: QuantizedWeight, *, out_dtype: DTypeLike) -> jax.Array:
+    """x [M, K] @ weight [N, K].T as one part [1, M, N], with sums in float32, or in int32 where
+    both are integers."""
     rows = x.shape[0]
     if rows < MIN_ROWS:
-        x = jnp.pad(x, ((0, MIN_ROWS - rows), (0, 0)))
-    values, row_scale = rounded_rows(x, activations, input_scale)
-    if row_scale is None:
-        out = _float_product(x, weight)
-    elif activations == "int8":
-        out = integer_product(values, row_scale, weight)
+        x = jax.tree.map(lambda part: jnp.pad(part, ((0, 1), (0, 0))[: part.ndim]), x)
+    if not isinstance(x, RoundedRows):
+        out = _float_product(x, weight, out_dtype)
+    elif x.values.dtype == jnp.int8:
+        out = integer_product(x, weight)
     else:
-        out = _float_product(values.astype(jnp.bfloat16), weight) * row_scale[:, None]
-    return out[:rows].astype(out_dtype)
+        out = _float_product(x.values.astype(jnp.bfloat16), weight, jnp.float32) * x.column
+    return out[None, :rows].astype(out_dtype)
 
 
-def _float_product(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
-    """float32[M, N] of x [M, K] and the dequantised weight."""
-    return lax.platform_dependent(x, weight, cpu=_by_blocks, default=_product)
+def _float_product(x: jax.Array, weight: QuantizedWeight, out_dtype: DTypeLike) -> jax.Array:
+    """[M, N] of x [M, K] and the dequantised weight."""
+    by_blocks, whole = (functools.partial(f, out_dtype=out_dtype) for f in (_by_blocks, _product))
+    return lax.platform_dependent(x, weight, cpu=by_blocks, default=whole)
 
 
-def _product(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
+def _product(x: jax.Array, weight: QuantizedWeight, out_dtype: DTypeLike) -> jax.Array:
     # 8-bit values are exact in 16-bit floating point, so their scale can wait for the sum
-    if isinstance(weight, Int4Weight):
+    if weight[1].ndim == 2:
         matrix, scale = dequantize(weight, x.shape[1]).astype(x.dtype), None
     else:
-        matrix, scale = weight.values.astype(x.dtype), weight.scale
+        matrix, scale = weight[0].astype(x.dtype), weight[1]
     out = lax.dot_general(
         x,
         matrix,
         CONTRACT_INPUTS,
         precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=out_dtype if scale is None else jnp.float32,
     )
-    return out if scale is None else out * scale
+    return out if scale is None else (out * scale).astype(out_dtype)
 
 
-def _by_blocks(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
+def _by_blocks(x: jax.Array, weight: QuantizedWeight, out_dtype: DTypeLike) -> jax.Array:
     outputs = outputs_of(weight)
     whole = outputs // CPU_BLOCK
     if x.dtype == jnp.float16:
         x = x.astype(jnp.float32)  # the matrix library knows no float16
+
+    def block(first: jax.Array | int, size: int) -> jax.Array:
+        """The product with so many output channels, which elements have first and scales last."""
+        held: list[Any] = [
+            array
+            if array is None or array.ndim == 0
+            else lax.dynamic_slice_in_dim(array, first, size, axis and array.ndim - 1)
+            for axis, array in enumerate(weight)
+        ]
+        return _product(x, type(weight)(*held), jnp.float32)
+
     parts = []
     if whole:
-        blocks = lax.map(lambda block: _product(x, block), _blocks(weight, whole))
+        starts = jnp.arange(whole) * CPU_BLOCK
+        blocks = lax.map(lambda first: block(first, CPU_BLOCK), starts)
         parts.append(blocks.transpose(1, 0, 2).reshape(x.shape[0], -1))
     if outputs % CPU_BLOCK:
-        parts.append(_product(x, _tail(weight, whole * CPU_BLOCK)))
-    return jnp.concatenate(parts, axis=1)
-
-
-def _blocks(weight: QuantizedWeight, count: int) -> QuantizedWeight:
-    """The first `count` blocks of output channels, as the leading axis of every array."""
-    used = count * CPU_BLOCK
-
-    def by_row(array: jax.Array) -> jax.Array:
-        return array[:used].reshape(count, CPU_BLOCK, *array.shape[1:])
-
-    def by_column(array: jax.Array | None) -> Any:
-        if array is None:
-            return None
-        return array[:, :used].reshape(-1, count, CPU_BLOCK).transpose(1, 0, 2)
-
-    if isinstance(weight, Int4Weight):
-        return Int4Weight(by_row(weight.packed), by_column(weight.scales), by_column(weight.zeros))
-    if weight.scale.ndim == 0:
-        return Fp8Weight(by_row(weight.values), jnp.broadcast_to(weight.scale, (count,)))
-    kind = Int8Weight if isinstance(weight, Int8Weight) else Fp8Weight
-    return kind(by_row(weight.values), by_row(weight.scale))
-
-
-def _tail(weight: QuantizedWeight, start: int) -> QuantizedWeight:
-    """The output channels from `start` on."""
-    if isinstance(weight, Int4Weight):
-        zeros = None if weight.zeros is None else weight.zeros[:, start:]
-        return Int4Weight(weight.packed[start:], weight.scales[:, start:], zeros)
-    if isinstance(weight, Int8Weight):
-        return Int8Weight(weight.values[start:], weight.scale[start:])
-    scale = weight.scale if weight.scale.ndim == 0 else weight.scale[start:]
-    return Fp8Weight(weight.values[start:], scale)
+        parts.append(block(whole * CPU_BLOCK, outputs % CPU_BLOCK))
+    return jnp.concatenate(parts, axis=1).astype(out_dtype)

@@ -11,6 +11,7 @@ from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.pages import FLOAT_DTYPES
+from pallas_kernels.quantized_matmul import Rounding, Rows
 
 
 def residual_norm(
@@ -18,9 +19,10 @@ def residual_norm(
     product: jax.Array,  # [S, T, E]
     norm: Norm,
     *,
+    rounding: Rounding | None = None,
     backend: str,
     interpret: Any = None,
-) -> tuple[jax.Array, jax.Array]:  # [T, E], [T, E]
+) -> tuple[Rows, jax.Array]:  # [T, E], [T, E]
     """The sum of S parts of a product, added to the residual stream, and its RMS norm.
 
     The parts are added in float32 and rounded to the type of the stream; so are the sum with the
@@ -30,6 +32,8 @@ def residual_norm(
         residual: the stream: float32, float16 or bfloat16.
         product: in the type of the stream, or float32 parts of it.
         norm: its weight is of the type of the stream.
+        rounding: of the norm to 8 bits, for the product that reads it; None leaves it in the type
+            of the stream.
         backend: "triton" (NVIDIA GPUs) or "xla" (any device).
         interpret: True runs the kernel in Pallas' interpreter; None compiles it.
 
@@ -57,4 +61,7 @@ def residual_norm(
         )
     chosen = resolve("residual_norm", backend)
     options = chosen.options(interpret=interpret)
-    return chosen.load().residual_norm(residual, product, norm.weight, eps=norm.eps, **options)
+    normed, stream = chosen.load().residual_norm(
+        residual, product, norm.weight, eps=norm.eps, rounding=rounding, **options
+    )
+    return normed, stream

@@ -18,6 +18,8 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
 from pallas_kernels.paged_attention.triton.block import padded
+from pallas_kernels.quantized_matmul import Rounding, Rows
+from pallas_kernels.quantized_matmul.activations import result_of
 
 NUM_WARPS = 8  # 16 numbers a thread in rows of 4096
 
@@ -26,7 +28,8 @@ def _kernel(
     residual: Any,  # [T, E]
     product: Any,  # [S, T, E]
     weight: Any,  # [E]
-    normed: Any,  # [T, E]
+    rounding: Rounding | None,  # with a reference of float32[1], if that is given
+    normed: Any,  # [T, E], or RoundedRows of references
     stream: Any,  # [T, E]
     *,
     eps: float,
@@ -50,7 +53,17 @@ def _kernel(
     plt.store(stream.at[row, column], summed.astype(dtype), mask=inside)
     factor = lax.rsqrt((summed * summed).sum() / columns + eps)
     scaled = rounded(summed * factor) * loaded(weight.at[column])
-    plt.store(normed.at[row, column], scaled.astype(dtype), mask=inside)
+    if rounding is None:
+        plt.store(normed.at[row, column], scaled.astype(dtype), mask=inside)
+        return
+    scaled = rounded(scaled)
+    if rounding.scale is None:
+        factor, scale = rounding.stretch(jnp.abs(scaled).max())
+    else:
+        scale = rounding.scale[0]
+        factor = 1.0 / scale
+    plt.store(normed.values.at[row, column], rounding.cut(scaled * factor), mask=inside)
+    plt.store(normed.scale.at[row], scale)
 
 
 @functools.partial(jax.jit, static_argnames=("eps", "interpret"))
@@ -60,16 +73,18 @@ def residual_norm(
     weight: jax.Array,  # [E]
     *,
     eps: float,
+    rounding: Rounding | None,
     interpret: bool | None = None,
-) -> tuple[jax.Array, jax.Array]:  # [T, E], [T, E]
+) -> tuple[Rows, jax.Array]:  # [T, E], [T, E]
     """As `pallas_kernels.residual_norm.residual_norm`."""
-    like = result_like(residual, residual.shape, residual.dtype)
+    like = functools.partial(result_like, residual)
+    shape, dtype = residual.shape, residual.dtype
     normed, stream = pl.pallas_call(
         functools.partial(_kernel, eps=eps),
-        out_shape=(like, like),
+        out_shape=(result_of(rounding, like, shape, dtype), like(shape, dtype)),
         grid=(residual.shape[0],),
         compiler_params=plt.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
         interpret=interpreter.is_used_by_triton(interpret),
         name="residual_norm",
-    )(residual, product, weight)
+    )(residual, product, weight, rounding)
     return normed, stream

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.linear.xla import rms_norm
+from pallas_kernels.quantized_matmul import Rounding, Rows
 
 
 def residual_norm(
@@ -15,7 +16,9 @@ def residual_norm(
     weight: jax.Array,  # [E]
     *,
     eps: float,
-) -> tuple[jax.Array, jax.Array]:  # [T, E], [T, E]
+    rounding: Rounding | None,
+) -> tuple[Rows, jax.Array]:  # [T, E], [T, E]
     """As `pallas_kernels.residual_norm.residual_norm`."""
     stream = residual + product.sum(axis=0, dtype=jnp.float32).astype(residual.dtype)
-    return rms_norm(stream, Norm(weight, eps)), stream
+    normed = rms_norm(stream, Norm(weight, eps))
+    return (normed if rounding is None else rounding.of(normed)), stream

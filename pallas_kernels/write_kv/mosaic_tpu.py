@@ -67,6 +67,7 @@ def write(
         head_dim=head_dim,
         page_size=page_size,
         kv_heads=kv_heads,
+        head_rows=1,
         pool_dtype=jnp.dtype(kv_pages.dtype),
     )
     coverage.refuse(mosaic_tpu.covers_write(shape), "mosaic_tpu", rows, kv_pages)

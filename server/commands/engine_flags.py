@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from jaxserve.config.engine_config import CACHE, MODEL, PROGRAMS, SCHEDULER, SERVER, EngineConfig
-from jaxserve.config.flags import add_flag
+from jaxserve.config.flags import SHORT, add_flag
 from jaxserve.config.settings import settings_of
 from jaxserve.errors import ValidationError
 
@@ -38,7 +38,6 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 # Readers of settings, each a group of flags.
 _GROUPS = {MODEL: "model", CACHE: "KV cache", SCHEDULER: "scheduler", PROGRAMS: "programs"}
 _GROUPS[SERVER] = "queue"
-_SHORT = {"tensor_parallel_size": "-tp", "scheduling_policy": "--scheduler-cls"}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -46,16 +45,20 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     groups = {reader: parser.add_argument_group(title) for reader, title in _GROUPS.items()}
     for name, item in settings_of(EngineConfig).items():
         if item.flag:
-            add_flag(groups[item.reader], EngineConfig, name, short=_SHORT.get(name))
+            add_flag(groups[item.reader], EngineConfig, name, short=SHORT.get(name))
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
+def engine_config(args: argparse.Namespace, path: str | None = None) -> EngineConfig:
     """The configuration that the flags describe.
+
+    Args:
+        args: the parsed flags.
+        path: of the model, where it need not be one that can be loaded.
 
     Raises:
         ValidationError: a value that is not allowed, or a model that is neither folder nor id.
     """
-    path = model_path(args)
+    path = path or model_path(args)
     given = {k: v for k, v in vars(args).items() if k in settings_of(EngineConfig)}
     given["model"] = path
     served = tuple(given.get("served_model_name") or ())

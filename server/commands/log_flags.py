@@ -48,6 +48,12 @@ def add_log_flags(parser: argparse.ArgumentParser) -> None:
         help="send a span a request to this collector of OpenTelemetry, as OTLP over HTTP; needs "
         "the extra otel",
     )
+    add(
+        "--record-trace",
+        metavar="FILE",
+        help="write arrival, lengths and keys of each request, and what each step took, without "
+        "text: `jaxserve simulate` and `jaxserve bench serve` replay it",
+    )
 
 
 def unlogged_paths(args: argparse.Namespace) -> list[str]:

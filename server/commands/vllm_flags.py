@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-from typing import Any
 
-from jaxserve.config.vllm_arguments import ARGUMENTS, own_settings, read_arguments
+from jaxserve.config.vllm_arguments import (
+    ARGUMENTS,
+    add_vllm_flag,
+    own_settings,
+    read_arguments,
+)
 from server.protocol.body_errors import renamed
 
 SERVER_ARGUMENTS = read_arguments("server.commands", "vllm_flags.json")
@@ -23,16 +26,10 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
     for name, argument in sorted(_ALL.items()):
         if name.startswith("_"):
             continue  # vLLM's own processes say these to one another
-        how: dict[str, Any] = {"type": _value}
-        if argument.switch or isinstance(argument.default, bool):
-            how = {"action": argparse.BooleanOptionalAction}
-        elif isinstance(argument.default, list):
-            how["nargs"] = "+"
-        flag = "--" + name.replace("_", "-")
         # one that the parser has is jaxserve's
         with contextlib.suppress(argparse.ArgumentError):
-            parser.add_argument(
-                flag, dest=f"vllm:{name}", default=None, help=argparse.SUPPRESS, **how
+            add_vllm_flag(
+                parser, name, argument, dest=f"vllm:{name}", default=None, help=argparse.SUPPRESS
             )
 
 
@@ -50,11 +47,3 @@ def check_vllm_flags(args: argparse.Namespace) -> None:
     with renamed(lambda name: "--" + name.replace("_", "-")):
         said = own_settings(given, _ALL)
     vars(args).update(said)
-
-
-def _value(text: str) -> Any:
-    """JSON where it is some, else the text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -161,6 +161,15 @@ def test_float32_tokens_are_those_of_plain_xla(name, float32_model, tokens_of_pl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["mosaic_tpu", "mosaic_tpu, writing apart", "xla"])
+def test_heads_of_256_may_be_two_rows_of_the_pool(name, model_folder):
+    """Gemma's on a TPU; the backends of other devices see them as one."""
+    model = str(model_folder("llama_gqa", num_hidden_layers=2, head_dim=256))
+    backends = {**BACKENDS, "xla": XLA}[name]
+    assert tokens(model, replace(backends, head_rows=2)) == tokens(model, XLA)
+
+
+@pytest.mark.slow
 def test_tokens_of_a_sparse_model_are_those_of_plain_xla(model_folder):
     model = str(model_folder("qwen3_moe"))
     experts = replace(XLA, **FUSED, experts="triton", route=("triton", "xla"), interpret=True)

@@ -44,8 +44,11 @@ def test_steps_give_what_generate_gives(engine: LLMEngine) -> None:
     for number, prompt in enumerate(PROMPTS):
         assert engine.add_request(f"r{number}", prompt, GREEDY) == f"r{number}"
     engine.add_request("vector", PROMPTS[0], PoolingParams())
-    assert engine.get_num_unfinished_requests() == len(PROMPTS) + 1
+    cut = {"truncate_prompt_tokens": 2}
+    engine.add_request("cut", PROMPTS[0], GREEDY, tokenization_kwargs=cut)
+    assert engine.get_num_unfinished_requests() == len(PROMPTS) + 2
     found = finished(engine)
+    assert found["cut"].prompt_token_ids == PROMPTS[0][-2:]
     whole = engine.generate(PROMPTS, GREEDY, use_tqdm=False)
     told = [found[f"r{number}"].outputs[0].token_ids for number in range(len(PROMPTS))]
     assert told == [output.outputs[0].token_ids for output in whole]

@@ -59,8 +59,8 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 def test_where_a_profile_goes() -> None:
     assert ProfilerConfig.of(None).torch_profiler_dir == "jaxserve-profile"
-    given = {"profiler": "torch", "torch_profiler_dir": "here"}
-    assert ProfilerConfig.of(given) == ProfilerConfig("torch", "here")
+    given = {"profiler": "torch", "torch_profiler_dir": "here", "torch_profiler_with_stack": False}
+    assert ProfilerConfig.of(given).torch_profiler_dir == "here"
     with pytest.raises(ValidationError, match=r"profiler_config\.max_iterations"):
         ProfilerConfig.of({"max_iterations": 3})
     with pytest.raises(ValidationError, match="profiler_config"):
@@ -103,7 +103,9 @@ def test_an_engine_sleeps_and_goes_on(llm: LLM, level: int) -> None:
     assert sleep_states(llm) == {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
     assert tokens(llm) == before
     with pytest.raises(ValidationError, match="level=3"):
-        llm.sleep(3)
+        llm.sleep(3, mode="wait")
+    with pytest.raises(ValidationError, match="mode='keep'"):
+        llm.sleep(mode="keep")
     with pytest.raises(ValidationError, match="tags='cache'"):
         llm.wake_up(["cache"])
 
@@ -146,11 +148,12 @@ def test_pictures_a_trace_and_the_life_of_a_request(llm: LLM, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_trace_for_perfetto(llm: LLM, tmp_path) -> None:
-    llm.start_profile(tmp_path / "trace")
+    llm.start_profile(tmp_path, profile_prefix="trace")
     with pytest.raises(ValidationError, match="one trace at a time"):
         llm.start_profile(tmp_path / "other")
     tokens(llm)
     file = llm.stop_profile()
+    assert file.is_relative_to(tmp_path / "trace")
     assert json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
     with pytest.raises(ValidationError, match="start_profile"):
         llm.stop_profile()
@@ -188,6 +191,8 @@ def test_prompts_are_cut_and_share_a_priority(llm: LLM) -> None:
     assert output.prompt_token_ids == PROMPTS[0][:2]
     with pytest.raises(ValidationError, match="no adapters yet"):
         llm.beam_search([PROMPTS[0]], BeamSearchParams(2, 4), LoRARequest("a", 1, "/a"))
+    with pytest.raises(ValidationError, match="priority=1"):
+        llm.beam_search([PROMPTS[0]], BeamSearchParams(2, 4), concurrency_limit=2, priority=1)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.boundary.messages import Action, Control
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.execution.features import Buffer, Facts, Feature, NewestTokens, Tokens
 from jaxserve.execution.layout import array, arrays
@@ -347,14 +348,20 @@ def test_a_feature_keeps_state_between_steps(engine) -> None:
 
 @pytest.mark.slow
 def test_another_runner_that_runs_the_same_commands_has_the_same_state(engine) -> None:
-    first, second = engine(fresh=True), engine(fresh=True)
+    first, second = engine((Shift, {})), engine((Shift, {}))
     log: list[Command] = []
     first.runner.listen(log.append)
+    rows = {name: np.array([0, 1], np.float32) for name in HOOKS}
+    first.runner.write_rows("shift", 0, rows)
+    for action in (Action.SLEEP, Action.WAKE_WEIGHTS, Action.WAKE_KV_CACHE):
+        first.handle(Control(action))
     sequences = [request(i, p, 9, temperature=0.8) for i, p in enumerate([[3] * 20, [4, 5]])]
     finish(first, sequences)
     assert [command.number for command in log] == list(
         range(log[0].number, log[0].number + len(log))
     )
+    told = {command.program for command in log}
+    assert told > {"drop_state", "put_away_weights", "take_back_weights", "make_state"}
     results = []
     for _, program, operand in log:
         assert operand.dtype == np.int32

@@ -74,6 +74,7 @@ class Program:
         chunk: most rows of a lane.
         edge: a length beside which lengths are drawn too: a kernel's block.
         queries: query positions of a slot; with one, q has no axis of them.
+        head_rows: rows of the pool that a head is.
     """
 
     heads: int
@@ -92,6 +93,12 @@ class Program:
     chunk: int = 40
     edge: int = 64
     queries: int = 1
+    head_rows: int = 1
+
+    def in_rows(self, kv_pages: jnp.ndarray) -> jnp.ndarray:
+        """A pool with a row a head as one with `head_rows` of them."""
+        *of_token, heads, head_dim = kv_pages.shape
+        return kv_pages.reshape(*of_token, heads * self.head_rows, head_dim // self.head_rows)
 
     def __str__(self) -> str:
         """What differs from the defaults, as a test's name."""

@@ -19,8 +19,7 @@ RECORD = '''
 
 from dataclasses import dataclass
 
-from pallas_kernels.backends.problems import Attention
-from pallas_kernels.backends.record import CPU, Backend, Implementation, ProofCase, Tuning
+from pallas_kernels.backends.record import CPU, Backend, Implementation, Tuning
 from pallas_kernels.errors import KernelError
 
 
@@ -41,7 +40,6 @@ BACKEND = Backend(
         Implementation("write_kv", "backends.fake", covers, (CPU,)),
         Implementation(
             "decode", "backends.fake", covers, (CPU,), True, FakeTuning, instruction="fake.mma",
-            chips=("h200",), proved=(ProofCase(Attention(3), quick=("h200",)),),
         ),
     ),
 )
@@ -63,7 +61,8 @@ import jax.numpy as jnp
 import pallas_kernels
 from pallas_kernels import AttentionShape, KernelError, choose_backends, require_backend
 from pallas_kernels.backends.fake import FakeTuning
-from benchmarks.verify.prove import cases_for
+from benchmarks.verify.prove.cases import Attention, cases_of
+from benchmarks.verify.prove.lists import ProofCase, Proved
 
 backends = choose_backends("cpu", "cpu", AttentionShape(page_size=16))
 assert (backends.decode, backends.write_kv) == ("fake", "fake"), backends
@@ -81,27 +80,25 @@ try:
     pallas_kernels.paged_prefill_attention(one, pool, table, lanes, scale=1.0, backend="fake")
 except KernelError as error:
     assert "one of mosaic_gpu" in str(error), error
-for quick in (False, True):
-    (case,) = cases_for("h200", quick=quick, backend="fake")
-    assert (case.operation, case.requires, case.own) == ("decode", "fake.mma", True)
+(case,) = cases_of(Proved("decode", "fake", ("h200",), (ProofCase(Attention(3)),)))
+assert (case.operation, case.requires, case.own) == ("decode", "fake.mma", True)
 """
 
 
 def test_the_list_names_the_files_of_the_folder() -> None:
     folder = Path(pallas_kernels.__file__).parent / "backends"
     files = {path.stem for path in folder.glob("*.py")}
-    assert set(NAMES) == files - {"__init__", "problems", "record"}
+    assert set(NAMES) == files - {"__init__", "record"}
     assert [backend.name for backend in BACKENDS] == list(NAMES)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_is_chosen_on_every_device_takes_every_problem(operation: str) -> None:
-    fused = ("decode_and_write", "rotate_and_write", "residual_norm")
+    fused = ("decode_and_write", "rotate_and_write", "residual_norm", "finish_rows")
     if operation not in (*fused, "grouped_linear", "rotary"):
         last = [one for one in OPERATIONS[operation].values() if one.runs][-1]
         assert last.backend == "xla" and last.covers(None) is None
     for one in OPERATIONS[operation].values():
-        assert one.chips or not one.proved, one
         assert one.interprets or one.tuning is None, one
 
 

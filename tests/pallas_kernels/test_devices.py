@@ -15,6 +15,7 @@ from pallas_kernels import (
     require_backend,
     storage_dtype,
 )
+from pallas_kernels.backends import mosaic_tpu
 from pallas_kernels.native import Availability
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
 
@@ -180,10 +181,13 @@ def test_gpus_with_triton_run_the_fused_kernels_of_a_layer(kind):
     # 8-bit pages need scales: rotation and write are two operations there
     backends = choose_backends(kind, "gpu", replace(covered, pool_dtype=jnp.dtype("int8")))
     assert (backends.rotate_and_write, backends.residual_norm) == (None, "triton")
-    sharded = choose_backends(kind, "gpu", covered).sharded()
-    assert (sharded.linear, sharded.residual_norm) == ("xla", None)
-    assert sharded.rotate_and_write == "triton"
-    assert not sharded.divides_products
+    backends = choose_backends(kind, "gpu", covered)
+    assert backends.sharded() == backends
+
+
+def test_several_cpus_leave_their_linear_layers_to_xla():
+    sharded = choose_backends("cpu", "cpu").sharded()
+    assert (sharded.linear, sharded.experts, sharded.matmul) == ("xla", "xla", ("xla",))
     assert "sharded linear layers run on xla" in sharded.reason
 
 
@@ -240,3 +244,33 @@ def test_storage_dtype():
     assert storage_dtype("float8_e4m3fn", "gpu") == jnp.float8_e4m3fn
     with pytest.raises(KernelError, match="int4"):
         storage_dtype("int4", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "pool", "token_scales", "decode", "head_rows"),
+    [
+        (1, "bfloat16", False, "mosaic_tpu", 2),
+        (4, "bfloat16", False, "mosaic_tpu", 2),
+        (8, "bfloat16", False, "mosaic_tpu", 1),
+        (4, "float8_e4m3fn", False, "mosaic_tpu", 2),
+        (8, "int8", True, "mosaic_tpu", 1),
+        (4, "int8", True, "xla", 1),
+    ],
+)
+def test_heads_of_256_are_two_rows_on_a_tpu_where_they_fill_no_tile(
+    kv_heads, pool, token_scales, decode, head_rows
+):
+    shape = AttentionShape(
+        head_dim=256,
+        page_size=128,
+        group=2,
+        pool_dtype=jnp.dtype(pool),
+        query_dtype=jnp.dtype("bfloat16"),
+        kv_heads=kv_heads,
+        token_scales=token_scales,
+    )
+    backends = choose_backends("TPU v6 lite", "tpu", shape)
+    assert (backends.decode, backends.prefill, backends.head_rows) == (decode, decode, head_rows)
+    assert choose_backends("NVIDIA L4", "gpu", shape).head_rows == 1
+    refusal = mosaic_tpu.covers(replace(shape, kv_heads=4, head_rows=1, token_scales=False))
+    assert refusal is not None and "two rows" in refusal.allowed

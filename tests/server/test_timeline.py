@@ -10,7 +10,7 @@ from server.timeline import Timeline
 
 def step(begin: float, end: float, decode: int, prefill: int = 0) -> StepRecord:
     busy, tokens = end - begin, prefill * 10
-    rows = decode, prefill, decode, tokens, decode + prefill, 0, 5, 0
+    rows = decode, prefill, decode, tokens, decode + prefill, 0, 5
     return StepRecord(0, begin, begin, end, 0.0, 0.0, 0.0, 0.0, 0.0, busy, *rows)
 
 

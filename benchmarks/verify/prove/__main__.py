@@ -23,6 +23,7 @@ from benchmarks.verify.prove import (
     write_json,
 )
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
+from benchmarks.verify.prove.touched import touched
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -41,6 +42,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="print the least time of some work on each device by its data sheet; compile nothing",
     )
     parser.add_argument("--quick", action="store_true", help="fewer cases, those of CI")
+    parser.add_argument(
+        "--touching",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="all cases of the kernels that import these files; with --quick beside its cases",
+    )
     parser.add_argument("--backend", help="only the kernels of this backend")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     parser.add_argument("--json", type=Path, help="also write all that is known to this file")
@@ -55,11 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     # compilation is on the host; without this JAX would look for a driver
     jax.config.update("jax_platforms", "cpu")
+    kernels = None if options.touching is None else touched(options.touching)
     proofs: list[Proof] = []
     missing: list[str] = []
     for kind in options.device:
         try:
-            for case in cases_for(kind, quick=options.quick, backend=options.backend):
+            wanted = {"quick": options.quick, "backend": options.backend, "kernels": kernels}
+            for case in cases_for(kind, **wanted):
                 proofs.append(attempt(case.name, kind, partial(prove_case, case, kind)))
                 print(f"{kind}: {case.name}: {proofs[-1].seconds:.1f} s", file=sys.stderr)
         except CompilerMissingError as error:

@@ -1,13 +1,13 @@
-"""The proved cases: the problems that the records of the backends name."""
+"""The proved cases: the listed problems with what the records of the backends say of kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from pallas_kernels.backends import BACKENDS
-from pallas_kernels.backends.problems import Attention, Matmul, Sampling
-from pallas_kernels.backends.record import Backend
+from benchmarks.verify.prove.lists import PROVED, Proved
+from benchmarks.verify.prove.shapes import Attention, Matmul, Sampling
+from pallas_kernels.backends import BACKENDS, OPERATIONS
 
 # operations that are proved by the names of their functions
 FUNCTIONS = {"matmul": "quantized_matmul", "threshold": "kept_threshold"}
@@ -28,6 +28,7 @@ class Case:
         problem: shapes and options.
         requires: the instruction that its kernel must use; None for none.
         quick: the kinds for which it is compiled in a quick run.
+        kernel: its kernel, by the operation and the backend of its record.
     """
 
     operation: str
@@ -36,6 +37,7 @@ class Case:
     problem: Attention | Matmul | Sampling
     requires: str | None = None
     quick: tuple[str, ...] = ()
+    kernel: tuple[str, str] = ("", "")
 
     @property
     def own(self) -> bool:
@@ -48,34 +50,46 @@ class Case:
         return f"{self.operation} {self.backend} {self.problem.words()}"
 
 
-def cases_of(backend: Backend) -> Iterator[Case]:
-    """The cases of a backend's record."""
-    for one in backend.implementations:
-        for proven in one.proved:
-            yield Case(
-                proven.operation or FUNCTIONS.get(one.operation, one.operation),
-                backend.name,
-                proven.kinds or one.chips,
-                proven.problem,
-                # float32 is multiplied exactly, without matrix instructions
-                None if proven.problem.dtype == "float32" else one.instruction,
-                proven.quick,
-            )
+def cases_of(kernel: Proved) -> Iterator[Case]:
+    """The cases of a kernel."""
+    instruction = OPERATIONS[kernel.operation][kernel.backend].instruction
+    for proven in kernel.problems:
+        yield Case(
+            proven.operation or FUNCTIONS.get(kernel.operation, kernel.operation),
+            kernel.backend,
+            proven.kinds or kernel.chips,
+            proven.problem,
+            # float32 is multiplied exactly, without matrix instructions
+            None if proven.problem.dtype == "float32" else instruction,
+            proven.quick,
+            (kernel.operation, kernel.backend),
+        )
 
 
-CASES = tuple(case for backend in BACKENDS for case in cases_of(backend))
+CASES = tuple(case for kernel in PROVED for case in cases_of(kernel))
 
 
-def cases_for(kind: str, *, quick: bool = False, backend: str | None = None) -> tuple[Case, ...]:
+def cases_for(
+    kind: str,
+    *,
+    quick: bool = False,
+    backend: str | None = None,
+    kernels: Container[tuple[str, str]] | None = None,
+) -> tuple[Case, ...]:
     """The cases of one kind of device.
 
     Args:
         kind: a key of `benchmarks.verify.prove.targets.KINDS`.
         quick: only those of a quick run.
         backend: only those of this backend.
+        kernels: all of these, by operation and backend, beside those of a quick run, or alone.
     """
-    return tuple(
-        case
-        for case in CASES
-        if kind in (case.quick if quick else case.kinds) and backend in (None, case.backend)
-    )
+
+    def wanted(case: Case) -> bool:
+        if kernels is not None and case.kernel in kernels:
+            return kind in case.kinds
+        if quick:
+            return kind in case.quick
+        return kernels is None and kind in case.kinds
+
+    return tuple(case for case in CASES if wanted(case) and backend in (None, case.backend))

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from benchmarks.verify.prove.gpu import compile_on_gpu
 from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
-from benchmarks.verify.prove.program import counts
+from benchmarks.verify.prove.program import copied, counts
 from benchmarks.verify.prove.proof import Cost, Memory, Proof, Requirements, judge
 from benchmarks.verify.prove.tpu import compile_on_tpu, xla_cost
 
@@ -78,7 +78,7 @@ def prove(
         memory=memory,
         costs=tuple(costs),
         kernels=kernels,
-        failures=judge(kernels, memory, wanted, recomputed, counted),
+        failures=judge(kernels, memory, wanted, recomputed, counted, copied(hlo, wanted.quantized)),
         recomputed=recomputed,
         counts=counted,
     )

@@ -22,6 +22,8 @@ PTX_INSTRUCTIONS = {
     "tma": r"\bcp\.async\.bulk\.tensor",  # copy of a tile by the tensor memory accelerator
     "cp_async": r"\bcp\.async\.c[ag]",  # copy of up to 16 bytes a thread, Ampere
 }
+# "setmaxnreg ignored" and "wgmma serialized": the kernel runs, far slower than it was written
+SLOWED = re.compile(r"\bC75(?:08|10)\b|'?setmaxnreg'? ignored|wgmma\.mma_async.* serialized")
 
 
 def compile_on_gpu(
@@ -100,6 +102,12 @@ def assembler_report(report: str) -> dict[str, tuple[int, int, int]]:
     }
 
 
+def remarks(report: str, name: str) -> tuple[str, ...]:
+    """The assembler's remarks on a function that cost it its pipeline or its registers."""
+    found = [line.strip() for line in report.splitlines() if SLOWED.search(line)]
+    return tuple(line for line in found if "function '" not in line or f"'{name}'" in line)
+
+
 def mosaic_uses(folder: Path) -> Iterator[KernelUse]:
     """The kernels that Mosaic GPU left in its dump folder: PTX, ptxas report, resources.
 
@@ -114,10 +122,16 @@ def mosaic_uses(folder: Path) -> Iterator[KernelUse]:
     for ptx in sorted(folder.glob("*.ptx")):
         asked_for = requested[_unnumbered(ptx.stem)]
         mix = instruction_mix(ptx.read_text())
-        report = assembler_report(ptx.with_suffix(".ptxas").read_text())
-        for name, (registers, spilled, fixed) in report.items():
+        report = ptx.with_suffix(".ptxas").read_text()
+        for name, (registers, spilled, fixed) in assembler_report(report).items():
             yield KernelUse(
-                name, "mosaic_gpu", registers, spilled, fixed + asked_for, instructions=mix
+                name,
+                "mosaic_gpu",
+                registers,
+                spilled,
+                fixed + asked_for,
+                instructions=mix,
+                remarks=remarks(report, name),
             )
 
 
@@ -144,9 +158,10 @@ def xla_uses(folder: Path, own: set[str], architecture: str) -> Iterator[KernelU
         bodies = re.split(r"\.entry\s+", text)[1:]
         functions = {re.split(r"[\s(]", body, maxsplit=1)[0]: body for body in bodies}
         ours = {name for name in functions if is_named(name, own)}
-        report = assembled(ptx, architecture) if ours else {}
+        report = assembled(ptx, architecture) if ours else ""
+        found = assembler_report(report)
         for name, body in functions.items():
-            registers, spilled, fixed = report.get(name, (None, None, 0))
+            registers, spilled, fixed = found.get(name, (None, None, 0))
             yield KernelUse(
                 name=name,
                 source="triton" if name in ours else "xla",
@@ -154,6 +169,7 @@ def xla_uses(folder: Path, own: set[str], architecture: str) -> Iterator[KernelU
                 spilled=spilled if name in ours else None,
                 shared=fixed + shared.get(name, 0),
                 instructions=instruction_mix(body),
+                remarks=remarks(report, name) if name in ours else (),
             )
 
 
@@ -162,7 +178,7 @@ def is_named(function: str, names: set[str]) -> bool:
     return function in names or re.sub(r"_+\d+$", "", function) in names
 
 
-def assembled(ptx: Path, architecture: str) -> dict[str, tuple[int, int, int]]:
+def assembled(ptx: Path, architecture: str) -> str:
     """The assembler's report on the functions of a PTX file."""
     run = subprocess.run(
         [require_compiler(), f"-arch={architecture}", "-v", "-o", ptx.with_suffix(".cubin"), ptx],
@@ -170,4 +186,4 @@ def assembled(ptx: Path, architecture: str) -> dict[str, tuple[int, int, int]]:
         text=True,
         check=True,
     )
-    return assembler_report(run.stderr)
+    return run.stderr

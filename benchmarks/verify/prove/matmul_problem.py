@@ -10,21 +10,23 @@ import jax.numpy as jnp
 from benchmarks.verify.prove.cases import Case, Matmul
 from benchmarks.verify.prove.proof import Cost
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, quantized_matmul
-from pallas_kernels.quantized_matmul.formats import packed_columns
+from pallas_kernels.quantized_matmul.formats import FP8_GROUP, packed_columns
 
 
 def abstract_weight(problem: Matmul) -> Any:
     """The quantised weight [outputs, inputs] as ShapeDtypeStructs."""
     shape = jax.ShapeDtypeStruct
     outputs, inputs = problem.outputs, problem.inputs
-    weight: Any = {"int8": Int8Weight, "int4": Int4Weight, "fp8": Fp8Weight}[problem.weight]
+    weight: Any = {"int8": Int8Weight, "int4": Int4Weight}.get(problem.weight, Fp8Weight)
     if problem.weight == "int4":
         by_group = (inputs // problem.group, outputs)
         zeros = shape(by_group, jnp.uint8) if problem.asymmetric else None
         packed = shape((outputs, packed_columns(inputs)), jnp.uint16)
         return weight(packed, shape(by_group, jnp.float32), zeros)
     stored = jnp.int8 if problem.weight == "int8" else jnp.float8_e4m3fn
-    return weight(shape((outputs, inputs), stored), shape((outputs,), jnp.float32))
+    grouped = problem.weight == "fp8 by group"
+    scale = (inputs // FP8_GROUP, outputs) if grouped else (outputs,)
+    return weight(shape((outputs, inputs), stored), shape(scale, jnp.float32))
 
 
 def matmul_call(case: Case, kind: str) -> tuple[Any, tuple[Any, ...]]:

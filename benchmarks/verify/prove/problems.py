@@ -80,7 +80,7 @@ def _size(operands: Any) -> int:
 
 def _pool(p: Attention) -> jax.ShapeDtypeStruct:
     dtype = jnp.dtype(p.pages or p.dtype)
-    page = (p.page_size, 2, p.kv_heads, p.head_dim)
+    page = (p.page_size, 2, p.kv_heads * p.head_rows, p.head_dim // p.head_rows)
     pages = POOL_BYTES // (math.prod(page) * dtype.itemsize)
     return jax.ShapeDtypeStruct((pages, *page), dtype)
 
@@ -209,7 +209,7 @@ def _write(case: Case, kind: str) -> Problem:
     p = case.problem
     assert isinstance(p, Attention)
     pool = _pool(p)
-    token = jax.ShapeDtypeStruct((p.rows, p.kv_heads, p.head_dim), p.dtype)
+    token = jax.ShapeDtypeStruct((p.rows, *pool.shape[3:]), p.dtype)
     index = jax.ShapeDtypeStruct((p.rows,), jnp.int32)
     written: Any = pool
     specs: Any = PAGES

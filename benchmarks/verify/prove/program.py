@@ -8,8 +8,10 @@ a GPU is a kernel that XLA generates; on a device some become calls of cuBLAS, o
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -207,6 +209,34 @@ def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:
         graphs=graphs,
         outside=outside,
     )
+
+
+def copied(hlo: str, sizes: Collection[int]) -> tuple[str, ...]:
+    """Arrays of these numbers of elements that a program writes to memory, such as "bf16[8,4] by
+    fusion.3": a copy of a quantised weight, in its own type or, worse, in a wider one.
+
+    Args:
+        hlo: its optimised module.
+        sizes: elements of one device's part of each quantised weight.
+    """
+    bodies, _ = _computations(hlo)
+    fused = {one.names() for body in bodies.values() for one in body if one.op == "fusion"}
+    return tuple(
+        f"{kind}[{dims}] by {one.name}"
+        for name, body in bodies.items()
+        if name not in fused
+        for one in body
+        if one.op not in (*FREE, "while", "conditional", "call") and not _fetches(one)
+        for kind, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", one.type)
+        if "S(" not in layout  # another memory than the device's own: a TPU fetches ahead
+        and math.prod(map(int, filter(None, dims.split(",")))) in sizes
+    )
+
+
+def _fetches(one: _Instruction) -> bool:
+    """Whether it begins to bring a part of an array into a TPU's own memory, ahead of its use."""
+    made = one.line.split(f" {one.op}(", 1)[0]
+    return one.op.endswith("-start") and "S(" in made
 
 
 def _rounds(kind: str, reader: _Instruction, bodies: dict[str, list[_Instruction]]) -> bool:

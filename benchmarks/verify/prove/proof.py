@@ -27,6 +27,7 @@ class KernelUse:
         vmem: bytes of vector memory; None on GPU.
         instructions: how often each kind of instruction stands in the PTX. In a TPU kernel's
             module only presence can be seen: 1.
+        remarks: of the assembler, that it gave up what the kernel was written for.
         reused: assembled for an earlier program of this process, and judged with that: JAX 0.12
             assembles equal kernels once, so nothing else is known of it here.
     """
@@ -38,6 +39,7 @@ class KernelUse:
     shared: int | None = None
     vmem: int | None = None
     instructions: Mapping[str, int] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
     reused: bool = False
 
 
@@ -95,6 +97,7 @@ class Requirements:
         shared: bytes of shared memory that a thread block may have; None is not judged.
         registers: that a thread of this package's kernels may have; None is not judged.
         a_layer: kernels that one of the equal parts may launch; None for no limit.
+        quantized: elements of the quantised weights on a device, of which no copy may be written.
     """
 
     instructions: Mapping[str, str] = field(default_factory=dict)
@@ -106,6 +109,7 @@ class Requirements:
     shared: int | None = None
     registers: int | None = None
     a_layer: int | None = None
+    quantized: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,7 @@ def judge(
     wanted: Requirements,
     recomputed: int = 0,
     launches: Counts | None = None,
+    copies: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """The faults of a compiled function, in words.
 
@@ -162,6 +167,7 @@ def judge(
     """
     own = [kernel for kernel in kernels if kernel.source in OWN]
     failures = [f"{kernel.name} spills {kernel.spilled} bytes" for kernel in own if kernel.spilled]
+    failures += [f"{kernel.name}: {remark}" for kernel in own for remark in kernel.remarks]
     for kernel in own:
         if wanted.shared is not None and (kernel.shared or 0) > wanted.shared:
             failures.append(f"{kernel.name} asks for {kernel.shared} bytes of shared memory")
@@ -188,4 +194,6 @@ def judge(
     if wanted.a_layer is not None and sum(of_layer.values()) > wanted.a_layer:
         of_them = ", ".join(f"{name} {count}" for name, count in sorted(of_layer.items()))
         failures.append(f"a layer launches more than {wanted.a_layer} kernels: {of_them}")
+    if copies:
+        failures.append(f"{len(copies)} quantised weights are copied: {', '.join(copies[:3])}")
     return tuple(failures)

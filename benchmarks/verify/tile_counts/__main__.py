@@ -3,10 +3,10 @@
     python -m benchmarks.verify.tile_counts
     python -m benchmarks.verify.tile_counts --shapes llama-125m --rows 64 512 --bits 16 8 4
 
-The kernels' own source runs against an emulated matrix unit (`emulated_tiles.h`), and every line
-that a tile reads or writes goes through a model of one core's caches: set-associative, the least
-recently used line leaves, a prefetch brings into the second level. So this needs no such CPU, and
-says nothing of time. The lm head gets at most 64 rows: those that are sampled.
+The kernels' own source runs against an emulated matrix unit (`emulated_tiles.h` of the tests), and
+every line that a tile reads or writes goes through a model of one core's caches: set-associative,
+the least recently used line leaves, a prefetch brings into the second level. So this needs no such
+CPU, and says nothing of time. The lm head gets at most 64 rows: those that are sampled.
 
 Results are counted beside: cache lines that are written in parts, and bytes that are copied in
 memory on the way to a product (rows that are rounded to 8 bits) or from its sums to the results
@@ -113,7 +113,7 @@ HEADING = (
 
 def main(words: list[str] | None = None) -> int:
     # imported where it is used: the shapes come with the engine
-    from benchmarks.model_shapes import SHAPES
+    from jaxserve.models.known_shapes import SHAPES
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.verify.tile_counts",

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pallas_kernels.native import build
+from tests.pallas_kernels.native import emulated_unit
 
 DRIVER = Path(__file__).with_name("driver.cc")
 KERNELS = ("linear.cc", "linear_in_groups.cc", "paged_attention.cc")
@@ -119,7 +120,7 @@ class Emulator:
             library = Path(folder) / "tile_counts.so"
             sources = [str(DRIVER), *(str(build.SOURCES / name) for name in KERNELS)]
             # less optimised: it compiles in a third of the time, and what is counted is the same
-            command = [str(compiler), *build.FLAGS, "-O1", "-DJAXSERVE_EMULATE_TILES", "-shared"]
+            command = [str(compiler), *build.FLAGS, "-O1", *emulated_unit.FLAGS, "-shared"]
             command += ["-I", str(build.SOURCES), *sources, "-o", str(library)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:

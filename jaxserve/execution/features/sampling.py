@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.execution.features.feature import Feature, Need, Rows
 from jaxserve.execution.layout import array, arrays
+from jaxserve.parallel.mesh import is_divided
 from jaxserve.params.sampling_params import seed_words
 from jaxserve.request.request import Request
 from jaxserve.sampling.sampler import SamplingRows, Threshold, sample
@@ -25,7 +26,7 @@ PASSES = 8.0  # over the logits: maximum, weights, borders of the filters, sums,
 def threshold_on(mesh: Mesh, backends: Backends) -> Threshold:
     """kept_threshold on replicated weights: every device computes all rows, without exchange."""
     threshold = partial(kept_threshold, **backends.threshold_options)
-    if mesh.size == 1:
+    if not is_divided(mesh.size):
         return threshold
     everywhere = PartitionSpec()
     return jax.shard_map(

@@ -11,6 +11,7 @@ def source(place: Place, config: ModelConfig) -> Source:
     if place[2:-1] != ("attention", "head_norms"):
         return decoder_source(place, config)
     # a KV head's rows of a vector over all heads
-    group = config.num_heads // config.num_kv_heads if place[-1] == "q_norm" else 1
     name = f"model.layers.{place[1]}.self_attn.{place[-1]}.weight"
-    return Source((Part(name, group * config.head_dim),))
+    if place[-1] == "k_norm":
+        return Source((Part(name, config.head_dim, copies=config.kv_copies),))
+    return Source((Part(name, config.num_heads // config.num_kv_heads * config.head_dim),))

@@ -15,14 +15,14 @@ def source(place: Place, config: ModelConfig) -> Source:
         return Source((Part(name), Part(name, first=inner)), indices=2)
     if module == ("attention", "qkv"):
         name, head_dim = f"{prefix}self_attn.qkv_proj.weight", config.head_dim
-        queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        order = half_split_order(config.rope, head_dim)
-        group = queries // config.num_kv_heads
+        order, copies = half_split_order(config.rope, head_dim), config.kv_copies
+        queries, group = config.num_heads * head_dim, config.num_heads // config.num_kv_heads
+        keys = config.num_kv_heads // copies * head_dim
         return Source(
             (
-                Part(name, group, order=order),
-                Part(name, head_dim, first=queries, order=order),
-                Part(name, head_dim, first=queries + keys),
+                Part(name, group * head_dim, order=order),
+                Part(name, head_dim, first=queries, order=order, copies=copies),
+                Part(name, head_dim, first=queries + keys, copies=copies),
             )
         )
     return decoder_source(place, config)

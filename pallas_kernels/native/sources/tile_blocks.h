@@ -8,32 +8,8 @@ namespace jaxserve {
 
 // Asks for lines into the second-level cache.
 inline void bring_line(const char* address) {
-#if defined(JAXSERVE_EMULATE_TILES)
-  emulated_unit().touch(address, TileObserver::Access::kPrefetch);
-#endif
+  asked_line(address);
   __builtin_prefetch(address, 0, 2);
-}
-
-// Tells an emulated unit of a line that was written for tiles.
-inline void wrote_line([[maybe_unused]] const void* address) {
-#if defined(JAXSERVE_EMULATE_TILES)
-  ++emulated_unit().counts.packed_lines;
-  emulated_unit().touch(address, TileObserver::Access::kWrite);
-#endif
-}
-
-// Tells an emulated unit of bytes of a result that are written together.
-inline void wrote_result([[maybe_unused]] const void* address, [[maybe_unused]] int64_t bytes) {
-#if defined(JAXSERVE_EMULATE_TILES)
-  emulated_unit().wrote(address, bytes);
-#endif
-}
-
-// Tells an emulated unit of bytes that pass through memory on their way to a product, or from its sums to results.
-inline void copied_bytes([[maybe_unused]] int64_t bytes) {
-#if defined(JAXSERVE_EMULATE_TILES)
-  emulated_unit().counts.copied_bytes += bytes;
-#endif
 }
 
 }  // namespace jaxserve

@@ -31,9 +31,9 @@ from pallas_kernels.paged_attention.hopper.decode_plan import (
     THREADS,
     DecodePlan,
 )
-from pallas_kernels.paged_attention.hopper.decode_work import Cut, Work, divide
+from pallas_kernels.paged_attention.hopper.decode_work import Batch, Cut, Work, divide
 from pallas_kernels.paged_attention.options import AttentionOptions
-from pallas_kernels.paged_attention.queries import as_heads, as_queries, key_range
+from pallas_kernels.paged_attention.queries import as_heads, as_queries
 from pallas_kernels.pages import compute_dtype
 
 MAX_SPLITS = 64
@@ -197,18 +197,25 @@ def decode(
         dtype=compute_dtype(kv_pages.dtype, q.dtype),
         scores=options.scores,
         sinks=options.sinks is not None,
-        # JAX cannot yet map warps over references that vary over manual mesh axes
-        fetch_by_warp=jax.typeof(q).manual_axis_type.empty,
     )
     blocks = thread_blocks(head_dim, group, kv_pages.dtype, tuning)
     teams = max(1, min(blocks // (kv_heads * head_tiles), q.shape[0] * plan.most_pieces))
-    # the list has room for what the page table reaches
-    kv_lens = jnp.minimum(kv_lens, page_table.shape[1] * page_size)
-    low, high = key_range(kv_lens, options.query_lens, queries, options.scores.window)
-    counts = options.query_lens
-    if counts is None:
-        counts = jnp.full_like(kv_lens, queries)
-    work = divide(low, high, counts, cut=cut, most_pieces=plan.most_pieces, teams=teams)
+    batch = Batch(
+        slots=q.shape[0],
+        queries=queries,
+        window=options.scores.window,
+        # the list has room for what the page table reaches
+        tokens=page_table.shape[1] * page_size,
+        cut=cut,
+    )
+    work = divide(
+        kv_lens,
+        options.query_lens,
+        batch,
+        most_pieces=plan.most_pieces,
+        teams=teams,
+        interpret=interpret,
+    )
     out = _attend(
         as_heads(q, kv_heads), kv_pages, page_table, work, options, plan=plan, interpret=interpret
     )

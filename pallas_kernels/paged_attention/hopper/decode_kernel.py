@@ -72,10 +72,8 @@ def decode_kernel(
 
     @pl.when(warpgroup == THREADS.index("fetch"))
     def _() -> None:
-        if plan.fetch_by_warp:
-            plgpu.warp_map(lambda warp: pl.when(warp == 0)(fetch))
-        else:
-            fetch()
+        # JAX cannot map warps in a shard_map that checks how references vary (check_vma)
+        plgpu.warp_map(lambda warp: pl.when(warp == 0)(fetch))
 
     @pl.when(warpgroup == THREADS.index("attend"))
     def _() -> None:

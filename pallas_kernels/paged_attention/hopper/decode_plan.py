@@ -40,8 +40,6 @@ class DecodePlan:
         dtype: element type of queries, of the matrix products and of the result.
         scores: static options of the scores.
         sinks: whether each head has a logit without a value.
-        fetch_by_warp: whether one warp issues the copies, not its whole warpgroup in step, which
-            costs a barrier and four times the instructions a copy.
     """
 
     group: int
@@ -58,7 +56,6 @@ class DecodePlan:
     dtype: np.dtype
     scores: Scores
     sinks: bool
-    fetch_by_warp: bool
 
     @property
     def columns(self) -> int:

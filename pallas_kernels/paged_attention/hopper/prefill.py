@@ -200,8 +200,6 @@ def prefill(
         stages=stages,
         raw_stages=raw_stages,
         interpreted=interpreter.is_used(interpret),
-        # JAX cannot yet map warps over references that vary over manual mesh axes
-        fetch_by_warp=jax.typeof(q).manual_axis_type.empty,
     )
     # a copy of a tile's queries lies inside the region and begins at a multiple of 8 rows
     padded = max(-(-region // TILE_ROWS) * TILE_ROWS, packing.tile_rows)

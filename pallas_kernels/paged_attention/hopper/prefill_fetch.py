@@ -57,7 +57,7 @@ def produce(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs) -> Non
                     functools.partial(fetch, low_key, ids, (1, kv_head), values, landed, refs)
                 )
 
-        by_one_warp(bring_block, options)
+        by_one_warp(bring_block)
 
         @pl.when(edge)
         def _() -> None:
@@ -70,15 +70,15 @@ def produce(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs) -> Non
         return next_ids
 
     lax.fori_loop(0, tile.steps, bring, page_ids(jnp.int32(0), tile, options, refs))
-    by_one_warp(functools.partial(await_use, tile, options, scratch), options)
+    by_one_warp(functools.partial(await_use, tile, options, scratch))
 
 
-def by_one_warp(issue: Callable[[], None], options: Options) -> None:
-    """Lets one warp of the producer issue copies: fewer threads arrive at the barriers."""
-    if options.fetch_by_warp:
-        plgpu.warp_map(lambda warp: pl.when(warp == 0)(issue))
-    else:
-        issue()
+def by_one_warp(issue: Callable[[], None]) -> None:
+    """Lets one warp of the producer issue copies: fewer threads arrive at the barriers.
+
+    JAX cannot map warps in a shard_map that checks how references vary (check_vma).
+    """
+    plgpu.warp_map(lambda warp: pl.when(warp == 0)(issue))
 
 
 def copies_of_block(options: Options, refs: Refs) -> int:

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.hopper.tiles import TILE_ROWS, WGMMA_ROWS
+from pallas_kernels.hopper.tiles import WGMMA_ROWS
 from pallas_kernels.paged_attention.hopper.prefill_work import WorkItem
 from pallas_kernels.paged_attention.options import Scores
 
 CONSUMERS = 2  # warpgroups that attend
+MOST_HEADS = 4  # of a warpgroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,14 @@ class Geometry:
 
 
 def geometry(group: int) -> Geometry:
-    """The packing for so many query heads a KV head: as many heads as divide it and fit.
+    """The packing for so many query heads a KV head: as many heads as divide it, up to 4.
 
-    Few rows a tile waste little at the causal edge and on short chunks; a copy needs 8 of them.
+    Few rows a tile waste little at the causal edge and on short chunks. With 8 heads of 8 rows the
+    two rows of a thread have one mask, and the assembler spills what it keeps of it.
     """
     if group % 2:
         return Geometry(heads=1, rows=WGMMA_ROWS, split_heads=False)
-    heads = math.gcd(group // 2, WGMMA_ROWS // TILE_ROWS)
+    heads = math.gcd(group // 2, MOST_HEADS)
     return Geometry(heads=heads, rows=WGMMA_ROWS // heads, split_heads=True)
 
 
@@ -66,7 +68,6 @@ class Options:
     stages: int
     raw_stages: int  # of 8-bit keys and values as they are in the pages; 0 for 16-bit pages
     interpreted: bool
-    fetch_by_warp: bool  # whether one warp issues the copies, not its whole warpgroup in step
 
     @property
     def quantized(self) -> bool:

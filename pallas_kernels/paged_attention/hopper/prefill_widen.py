@@ -48,7 +48,7 @@ def produce_widened(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs
         landed = scratch["raw_ready"].at[2 * slot + part]
         raw = raw_smem.at[slot, part]
         begin = functools.partial(fetch, low_key, ids, (part, kv_head), raw, landed, refs)
-        by_one_warp(begin, options)
+        by_one_warp(begin)
 
     def begin(step: jax.Array, _: None) -> None:
         ids = page_ids(step, tile, options, refs)

@@ -29,8 +29,9 @@ def column_tokens(view: PageView, pages: int, heads: int, rows: int) -> np.ndarr
     token = (np.arange(pages)[:, None] * view.page_size + token).reshape(-1)
     head, part = np.tile(head, pages), np.tile(part, pages)
     # rows that pad the heads repeat the last head: their results are dropped
-    own = np.minimum(np.arange(rows), heads - 1) // (heads // view.kv_heads)
-    seen = (own[:, None] == head) & (part == 0)
+    own = np.minimum(np.arange(rows), heads - 1) // (heads // view.heads)
+    # the scores of a head stand in the column of its first row
+    seen = (own[:, None] * view.head_rows == head) & (part == 0)
     return np.where(seen, token, NEVER).astype(np.int32)
 
 

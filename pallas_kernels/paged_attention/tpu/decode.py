@@ -49,6 +49,49 @@ from pallas_kernels.tpu_pages import LANES, TILE_ROWS, PageView
 Rows = tuple[jax.Array, jax.Array, jax.Array]  # float32 [rows, 1], [rows, 1], [rows, D]
 
 
+def _scores(
+    query: jax.Array,  # [H, D]
+    keys: jax.Array,  # [rows, D], or rows of a part of D
+    view: PageView,
+    precision: lax.Precision,
+) -> jax.Array:  # float32[H, rows]
+    """Scores of all heads; of a head that is several rows in the column of its first row."""
+    width, total = keys.shape[1], None
+    for n in range(view.head_rows):
+        part = lax.dot_general(
+            query[:, n * width : (n + 1) * width],
+            keys,
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+            precision=precision,
+        )
+        if total is None:
+            total = part
+        else:
+            total += pltpu.roll(part, keys.shape[0] - n * view.row_distance, 1)
+    assert total is not None
+    return total
+
+
+def _weighted(
+    weights: jax.Array,  # float32[H, rows], those of a head at its first row
+    values: jax.Array,  # [rows, D], or rows of a part of D
+    view: PageView,
+    dtype: Any,
+    precision: lax.Precision,
+) -> jax.Array:  # float32[H, D]
+    """The sums of the values of all heads."""
+    parts = list[jax.Array]()
+    for n in range(view.head_rows):
+        moved = pltpu.roll(weights, n * view.row_distance, 1) if n else weights
+        parts.append(
+            jnp.dot(
+                moved.astype(dtype), values, preferred_element_type=jnp.float32, precision=precision
+            )
+        )
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
 def _kernel(
     *operands: Any,
     view: PageView,
@@ -112,13 +155,7 @@ def _kernel(
         highest, total, acc = carry
         pages = held.at[stage]
         keys = view.rows_of(pages, 0).astype(dtype)
-        scores = lax.dot_general(
-            of_slot.of(query, chunk),
-            keys,
-            (((1,), (1,)), ((), ())),
-            preferred_element_type=jnp.float32,
-            precision=precision,
-        )  # [heads of the chunk's queries, rows]
+        scores = _scores(of_slot.of(query, chunk), keys, view, precision)
         if by_token:
             scores = times_columns(scores, held_scales[stage, 0])
         scores = scaled(scores)
@@ -142,9 +179,7 @@ def _kernel(
         if by_token:
             weights = times_columns(weights, held_scales[stage, 1])
         values = keys if not view.separate else view.rows_of(pages, 1).astype(dtype)
-        added = jnp.dot(
-            weights.astype(dtype), values, preferred_element_type=jnp.float32, precision=precision
-        )
+        added = _weighted(weights, values, view, dtype, precision)
         return rising, total, acc * decay + added
 
     highest = sinks[:, :1]
@@ -262,7 +297,7 @@ def _attend(
 ) -> tuple[jax.Array, jax.Array | None]:  # [B, Q, H, D], [NP, page_size, 2, KVH, D]
     window, sinks, first_page = options.scores.window, options.sinks, options.first_page
     slots, queries, heads, head_dim = q.shape
-    view = PageView.of(kv_pages)
+    view = PageView.of(kv_pages, head_dim)
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
     itemsize = kv_pages.dtype.itemsize
     cores = tuning.cores
@@ -330,7 +365,8 @@ def _attend(
         tokens = jnp.pad(tokens, ((0, 0), (0, (jobs - slots) * queries), (0, 0), (0, 0)))
         parts, count = view.token_parts
         token_of_job = pl.BlockSpec(
-            (parts, queries, count, head_dim), lambda core, step, *_: (0, step * cores + core, 0, 0)
+            (parts, queries, count, view.head_dim),
+            lambda core, step, *_: (0, step * cores + core, 0, 0),
         )
         operands += [tokens, tokens]
         in_specs += [token_of_job, whole]
@@ -349,7 +385,7 @@ def _attend(
             options=options.scores,
             dtype=dtype,
             by_token=by_token,
-            group=None if new is None else heads // view.kv_heads,
+            group=None if new is None else heads // view.heads,
             queries=queries,
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -364,7 +400,7 @@ def _attend(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
             flops=4 * held * queries * heads * head_dim,
-            bytes_accessed=2 * held * view.kv_heads * head_dim * kv_pages.dtype.itemsize
+            bytes_accessed=2 * held * view.heads * head_dim * kv_pages.dtype.itemsize
             + 2 * q.size * q.dtype.itemsize,
             transcendentals=held * queries * heads,
         ),

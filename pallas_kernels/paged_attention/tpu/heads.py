@@ -48,19 +48,30 @@ def head_rows(
     view: PageView, held: Any, words: Any, part: int, head: int, dtype: Any
 ) -> jax.Array:  # [tokens, D]
     """The keys (part 0) or values (part 1) of a KV head, converted to `dtype`."""
+    parts = [
+        one
+        for row in range(head * view.head_rows, (head + 1) * view.head_rows)
+        for one in _lanes_of_row(view, held, words, part, row, dtype)
+    ]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def _lanes_of_row(
+    view: PageView, held: Any, words: Any, part: int, row: int, dtype: Any
+) -> list[jax.Array]:  # [tokens, 128] each, or all lanes at once
+    """A row of each token's keys or values, by the lanes that a load takes."""
     if view.order is Order.HEADS:
-        rows = held[:, part, pl.ds(head * view.page_size, view.page_size)]
-        return rows.reshape(-1, view.head_dim).astype(dtype)
+        rows = held[:, part, pl.ds(row * view.page_size, view.page_size)]
+        return [rows.reshape(-1, view.head_dim).astype(dtype)]
     packed = packed_rows(held.dtype)
-    row = 2 * head + part if view.order is Order.PAIRS else part * view.kv_heads + head
+    place = 2 * row + part if view.order is Order.PAIRS else part * view.kv_heads + row
     stride = 2 * view.kv_heads // packed
     pieces, rows_of_words, _ = words.shape
-    chosen = pl.ds(row // packed, rows_of_words // stride, stride)
-    unpacked = [
-        _unpacked(words[pl.ds(piece, 1), chosen, :][0], row % packed, held.dtype).astype(dtype)
+    chosen = pl.ds(place // packed, rows_of_words // stride, stride)
+    return [
+        _unpacked(words[pl.ds(piece, 1), chosen, :][0], place % packed, held.dtype).astype(dtype)
         for piece in range(pieces)
     ]
-    return jnp.concatenate(unpacked, axis=1)
 
 
 def _unpacked(word: jax.Array, place: int, dtype: Any) -> jax.Array:

@@ -72,15 +72,23 @@ class NewTokens:
         rows = self.rows[0 if pairs else part, token].astype(dtype)
         shape = (heads, rows.shape[0])
         row = lax.broadcasted_iota(jnp.int32, shape, 0)
-        head = lax.broadcasted_iota(jnp.int32, shape, 1)
+        place = lax.broadcasted_iota(jnp.int32, shape, 1)
         own = row >= 0
         if pairs:
-            own, head = head & 1 == part, head >> 1
-        own &= (row >= head * self.group) & (row < (head + 1) * self.group)
-        # a product with ones and zeros copies rows exactly
-        return jnp.dot(
-            own.astype(dtype), rows, preferred_element_type=jnp.float32, precision=precision
-        )
+            own, place = place & 1 == part, place >> 1
+        of_head, lanes = self.ring.view.head_rows, list[jax.Array]()
+        for n in range(of_head):
+            # the places of the n-th row of each head
+            head = place // of_head
+            nth = own & (place - head * of_head == n)
+            nth &= (row >= head * self.group) & (row < (head + 1) * self.group)
+            # a product with ones and zeros copies rows exactly
+            lanes.append(
+                jnp.dot(
+                    nth.astype(dtype), rows, preferred_element_type=jnp.float32, precision=precision
+                )
+            )
+        return lanes[0] if len(lanes) == 1 else jnp.concatenate(lanes, axis=1)
 
     def write(self, step: Any) -> None:
         """Starts the DMAs of this core's job at a step; with the last one all are awaited."""

@@ -91,7 +91,7 @@ def _kernel(
             visible = behind >= 0
             if window is not None:
                 visible &= behind < window
-        for head in range(view.kv_heads):
+        for head in range(view.heads):
             scores = lax.dot_general(
                 q[0, head].astype(dtype),
                 head_rows(view, pages, words, 0, head, dtype),
@@ -129,7 +129,7 @@ def _kernel(
     plain = jnp.minimum(plain, end)
     lax.fori_loop(first, plain, functools.partial(attend, masked=False), None)
     lax.fori_loop(plain, end, functools.partial(attend, masked=True), None)
-    for head in range(view.kv_heads):
+    for head in range(view.heads):
         sum_of_weights = total[head][:, :1]
         mean = acc[head] * whole_scale[1] / jnp.where(sum_of_weights > 0.0, sum_of_weights, 1.0)
         out[0, head] = mean.astype(out.dtype)
@@ -193,8 +193,8 @@ def _attend(
 ) -> jax.Array:  # [C, H, D]
     window, sinks, first_page = options.scores.window, options.sinks, options.first_page
     region, heads, head_dim = q.shape
-    view = PageView.of(kv_pages)
-    group = heads // view.kv_heads
+    view = PageView.of(kv_pages, head_dim)
+    group = heads // view.heads
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
     pages, stages = block_shape(view, kv_pages.dtype.itemsize, tuning.block_tokens, tuning.stages)
     tile = tile_tokens(view, q.dtype.itemsize, group, tuning.tile_rows)
@@ -213,8 +213,8 @@ def _attend(
 
     # [jobs + cores, KVH, tile * group, D]: the last ones stand for all idle jobs of a core each
     wanted = jobs.first_row[:, None] + jnp.arange(tile)
-    tiled = q.at[wanted].get(mode="clip").reshape(count, tile, view.kv_heads, group, head_dim)
-    tiled = tiled.transpose(0, 2, 1, 3, 4).reshape(count, view.kv_heads, rows, head_dim)
+    tiled = q.at[wanted].get(mode="clip").reshape(count, tile, view.heads, group, head_dim)
+    tiled = tiled.transpose(0, 2, 1, 3, 4).reshape(count, view.heads, rows, head_dim)
     tiled = jnp.pad(tiled, ((0, cores), (0, 0), (0, 0), (0, 0)))
     token_of = np.broadcast_to((np.arange(rows) // group)[:, None], (rows, LANES))
     k_scale, v_scale = options.k_scale, options.v_scale
@@ -233,16 +233,16 @@ def _attend(
         return (jnp.where(prefetched[2][job] > 0, job, count + core), 0, 0, 0)
 
     in_specs = [
-        pl.BlockSpec((1, view.kv_heads, rows, head_dim), tile_of_job),
+        pl.BlockSpec((1, view.heads, rows, head_dim), tile_of_job),
         pl.BlockSpec((rows, LANES), lambda *_: (0, 0)),
         pl.BlockSpec(memory_space=pltpu.SMEM),
         in_hbm,
     ]
     if sinks is not None:
-        by_row = sinks.reshape(view.kv_heads, 1, group) * LOG2E
-        by_row = jnp.broadcast_to(by_row, (view.kv_heads, tile, group)).reshape(-1, rows, 1)
-        operands.append(jnp.broadcast_to(by_row, (view.kv_heads, rows, LANES)))
-        in_specs.append(pl.BlockSpec((view.kv_heads, rows, LANES), lambda *_: (0, 0, 0)))
+        by_row = sinks.reshape(view.heads, 1, group) * LOG2E
+        by_row = jnp.broadcast_to(by_row, (view.heads, tile, group)).reshape(-1, rows, 1)
+        operands.append(jnp.broadcast_to(by_row, (view.heads, rows, LANES)))
+        in_specs.append(pl.BlockSpec((view.heads, rows, LANES), lambda *_: (0, 0, 0)))
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
     if scaled is not None and by_token:
         end = jnp.where(lanes.length > 0, lanes.context + lanes.length, 0)
@@ -257,9 +257,9 @@ def _attend(
         scratch.append(pltpu.VMEM((stages, *factors.shape[2:]), jnp.float32))
     scratch += [
         pltpu.VMEM(words_shape(view, pages, kv_pages.dtype), jnp.int32),
-        pltpu.VMEM((view.kv_heads, rows, LANES), jnp.float32),
-        pltpu.VMEM((view.kv_heads, rows, LANES), jnp.float32),
-        pltpu.VMEM((view.kv_heads, rows, head_dim), jnp.float32),
+        pltpu.VMEM((view.heads, rows, LANES), jnp.float32),
+        pltpu.VMEM((view.heads, rows, LANES), jnp.float32),
+        pltpu.VMEM((view.heads, rows, head_dim), jnp.float32),
         pltpu.SemaphoreType.DMA((stages,)),
         pltpu.SMEM((STATE_SIZE,), jnp.int32),
     ]
@@ -289,7 +289,7 @@ def _attend(
         cost_estimate=pl.CostEstimate(
             flops=int(4 * held * passes * tile * heads * head_dim),
             bytes_accessed=int(
-                2 * held * passes * view.kv_heads * head_dim * kv_pages.dtype.itemsize
+                2 * held * passes * view.heads * head_dim * kv_pages.dtype.itemsize
                 + 2 * tiled.size * q.dtype.itemsize
             ),
             transcendentals=int(held * passes * tile * heads),
@@ -298,7 +298,7 @@ def _attend(
         name="paged_prefill",
     )(*scalars, positions, *operands)
 
-    out = out.reshape(count + cores, view.kv_heads, tile, group, head_dim)
+    out = out.reshape(count + cores, view.heads, tile, group, head_dim)
     job, place, owned = computed_at(lanes, region, tile)
     own = out[job, :, place].reshape(region, heads, head_dim)
     return jnp.where(owned[:, None, None], own, 0)

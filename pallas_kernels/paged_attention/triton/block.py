@@ -15,6 +15,8 @@ from jax import lax
 from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
+from pallas_kernels.backends import triton
+from pallas_kernels.coverage import PageFacts
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.softmax import LOG2E, MASKED, base2_scores
@@ -104,25 +106,20 @@ def page_operands(kv_pages: jax.Array, page_table: jax.Array, options: Attention
 
 
 def require_addressable(kv_pages: jax.Array) -> None:
-    """Refuses the pools that the kernels would address wrongly.
-
-    They count rows in int32. JAX's Triton lowering counts elements in 64 bits when a pool has more
-    than 2 ** 32 bytes, else in 32 bits with a sign: too few for 2 to 4 GiB of 1-byte elements.
+    """Refuses the pools that the kernels would address wrongly, see `most_pages` of their record.
 
     Raises:
         KernelError: the pool is one of these.
     """
-    if kv_pages.size // kv_pages.shape[4] >= 2**31:
+    pages, page_size, _, kv_heads, head_dim = kv_pages.shape
+    page = PageFacts(page_size * 2 * kv_heads, head_dim, kv_pages.dtype.itemsize)
+    most = triton.most_pages(page, pages)
+    if most < pages:
         raise KernelError(
             "kv_pages.shape",
             kv_pages.shape,
-            "the triton backend takes fewer than 2 ** 31 rows of keys and values",
-        )
-    if kv_pages.dtype.itemsize == 1 and 2**31 < kv_pages.size <= 2**32:
-        raise KernelError(
-            "kv_pages.shape",
-            kv_pages.shape,
-            "the triton backend takes 1-byte pools of at most 2 GiB, or of more than 4 GiB",
+            f"the triton backend takes {most} of these pages, or so many that 1-byte elements are "
+            "more than 4 GiB; in all fewer than 2 ** 31 rows of keys and values",
         )
 
 

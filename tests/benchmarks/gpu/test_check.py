@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import jax
@@ -63,25 +64,23 @@ def test_every_documented_command_runs_dry(arguments, tmp_path):
     for name in set(results) & {"anchors", "kernels"}:
         measured = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
         assert {row["label"] for row in measured} == {case.label for case in dry_cases()}
-    page = (tmp_path / "advice.md").read_text()
-    assert f"Part {part}: dry run, {len(results)} sections." in page
-    absent = set(PARTS) - {part} if part != "all" else set()
-    assert bool(absent) == ("Without results here: part" in page)
 
 
-def test_parts_of_the_same_device_share_their_figures_and_one_page(tmp_path):
+def test_parts_of_the_same_device_share_their_figures_and_one_file_has_all(tmp_path):
+    here, copies = tmp_path / "results", tmp_path / "copies"
     for part, kind in (("A", "X"), ("B", "X"), ("C", "Y")):
-        pages = check.Pages(tmp_path, part, kind, True)
+        pages = check.Pages(here, part, kind, True, copies)
         pages.results = {"machine": {"rows": [], "failures": [], "notes": [], "seconds": 1}}
         pages.results["machine"]["columns"] = []
         pages.write({f"of {part}": 1.0})
-    pages = check.Pages(tmp_path, "rest", "X", True)
-    assert pages.facts() == {"of A": 1.0, "of B": 1.0}
-    assert "Part C: Y" in (tmp_path / "advice.md").read_text()
-    pages.write({})
-    page = (tmp_path / "advice.md").read_text()
-    assert "Part A: X" in page and "part C." in page and "Part C" not in page
-    assert not list(tmp_path.glob(".*partial"))
+    assert check.Pages(here, "rest", "X", True).facts() == {"of A": 1.0, "of B": 1.0}
+    with zipfile.ZipFile(copies / check.BUNDLE) as bundle:
+        assert len(bundle.namelist()) == 6
+        bundle.extractall(tmp_path / "elsewhere")
+    moved = check.Pages(tmp_path / "elsewhere", "rest", "Y", True)
+    assert moved.facts() == {"of C": 1.0}
+    assert "# Y" in (copies / "gpu_check-C.md").read_text()
+    assert not [*here.glob(".*partial"), *copies.glob(".*partial")]
 
 
 def dry_check(monkeypatch, tmp_path, sections, *arguments):
@@ -161,8 +160,17 @@ def test_the_parts_together_are_everything():
 @pytest.mark.parametrize(
     "part, wanted",
     [
-        ("A", ["smoke", "fused kernels", "engine tokens", "memcheck", "anchors"]),
-        ("B", ["decode step", "torch step", "transformers"]),
+        ("A", ["smoke", "anchors", "fused kernels", "engine tokens", "engine kinds", "memcheck"]),
+        (
+            "B",
+            [
+                "decode step",
+                "decode step, other kinds",
+                "torch step",
+                "transformers",
+                "decode step, greedy and without graphs",
+            ],
+        ),
     ],
 )
 def test_what_belongs_to_the_first_two_calls(part, wanted):

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.gpu import decode_step
 from benchmarks.gpu.decode_step import Case, SampledItem
 from benchmarks.gpu.engine import TINY, compiling_with, make_llm
+from benchmarks.gpu.engine_kinds import KINDS
 from benchmarks.model_shapes import write_config
 from jaxserve.execution import runner
 from jaxserve.execution.features import FAST, FULL_DECODE
@@ -18,13 +19,22 @@ NONSENSE = {"xla_gpu_nonsense": "1"}
 
 
 def test_filtered_greedy_and_ungraphed_steps_are_measured():
-    cases = [Case.of(case) for case in decode_step.STEPS]
+    steps = (*decode_step.STEPS, *decode_step.OTHER_STEPS)
+    cases = [Case.parsed(case) for case in steps]
     assert [(case.kind, case.rows) for case in cases] == [
         ("filtered", 64), ("filtered", 16), ("filtered", 1), ("filtered", 256),
         ("greedy", 64), ("graphs-off", 64),
     ]  # fmt: skip
     assert cases[-1].program == cases[0].program == StepShape(64, 0, 0, FAST, 0)
     assert cases[4].program == cases[0].program, "greedy rows run on the same program"
+    assert len({case.engine for case in cases}) == 1
+
+
+def test_every_kind_of_engine_has_a_step_and_an_engine_of_its_own():
+    cases = [Case.parsed(case) for case in decode_step.OF_KINDS]
+    assert [case.kind for case in cases] == list(KINDS)
+    assert len({case.engine for case in cases}) == len(KINDS)
+    assert {case.shape for case in cases if case.kind == "sparse"} == {"qwen3-moe-3b"}
 
 
 def test_sampled_requests_need_the_filters():

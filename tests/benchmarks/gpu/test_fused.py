@@ -10,6 +10,7 @@ from benchmarks.gpu import fused
 from benchmarks.gpu.setting import dry_setting
 from benchmarks.verify.prove_check import absent_setting
 from pallas_kernels import Backends
+from pallas_kernels.finish_rows import triton as finished
 from pallas_kernels.kept_threshold import triton as threshold
 from pallas_kernels.residual_norm import triton as normed
 from pallas_kernels.rotate_and_write import triton as moved
@@ -48,6 +49,10 @@ def one_part(right):
     )
 
 
+def one_part_less(right):
+    return lambda product, **options: right(product.at[-1].set(0), **options)
+
+
 def too_high(right):
     return lambda *given, **options: right(*given, **options) + 0.2
 
@@ -68,6 +73,7 @@ def test_right_kernels_pass(case):
         (moved, "rotate_and_write", wrong_value, "values are not written bit for bit"),
         (moved, "rotate_and_write", wrong_query, "error"),
         (normed, "residual_norm", one_part, "error"),
+        (finished, "finish_rows", one_part_less, "error"),
         (threshold, "kept_threshold", too_high, "row 0: top_k="),
     ],
 )

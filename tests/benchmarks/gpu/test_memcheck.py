@@ -37,18 +37,31 @@ def test_the_tool_runs_our_program_with_every_buffer_an_allocation_of_its_own(to
     assert "XLA_PYTHON_CLIENT_ALLOCATOR=platform" in (tmp_path / "environment").read_text()
 
 
-@pytest.mark.parametrize("status, told", [(99, "MEMORY ERRORS"), (1, "exit status 1")])
-def test_what_it_finds_is_a_failure(tool, status, told):
-    tool(f"echo Invalid __global__ read of size 16; exit {status}")
+def test_what_it_finds_is_a_failure(tool):
+    tool("echo Invalid __global__ read of size 16; exit 99")
     section = run()
-    assert section.failures == [f"decode: {told}: Invalid __global__ read of size 16"]
+    assert section.failures == ["decode: MEMORY ERRORS: Invalid __global__ read of size 16"]
+
+
+def test_a_tool_that_refuses_the_device_has_found_nothing(tool, tmp_path):
+    tool("echo starting; echo '=== Device not supported'; echo; exit 1")
+    section = run()
+    assert not section.failures
+    told = "NOT RUN: exit status 1: === Device not supported"
+    assert section.rows == [("decode", str(tmp_path / memcheck.TOOL), told)]
+
+
+def test_without_a_tool_a_dry_run_tells_what_is_wrong(monkeypatch):
+    monkeypatch.setattr(memcheck, "find_tool", lambda: None)
+    monkeypatch.setattr(memcheck.sys, "executable", "false")
+    assert run().failures == ["decode: exit status 1: "]
 
 
 @pytest.mark.slow
 def test_a_program_that_hangs_ends_with_its_children(tool, tmp_path):
     tool(f"sleep 600 & echo $! > {tmp_path}/child; wait")
-    (failure,) = run(seconds=2.0).failures
-    assert failure.startswith("decode: no end in time")
+    section = run(seconds=2.0)
+    assert not section.failures and section.rows[0][2] == "NOT RUN: no end in time: no output"
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 30
     while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.gpu.roofline import ATTENTION, PRODUCTS, least_by_kind, operations
 from benchmarks.kernel_bench.rows import Ceilings
-from benchmarks.model_shapes import SHAPES
 from jaxserve.models.config_reader import model_config_of
+from jaxserve.models.known_shapes import SHAPES
 
 H200 = Ceilings(copy_gb_s=4200.0, matmul_tflop_s=790.0)
 LLAMA = model_config_of(SHAPES["llama-3-8b"])
@@ -40,3 +40,18 @@ def test_each_operation_counts_by_itself():
 def test_attention_reads_every_token_once():
     by_hand = 64 * 4096 * 131072 / 4200e9  # bytes a token in all layers
     assert least(64, 4096)[ATTENTION] == pytest.approx(by_hand, rel=0.01)
+
+
+def test_quantised_weights_and_pages_are_read_as_they_are_stored():
+    kept = least_by_kind(operations(LLAMA, 1, 4096, weight=0.5, page=1.0), H200)
+    head = 2 * 128256 * 4096 / 4200e9
+    assert kept[PRODUCTS] - head == pytest.approx((least(1)[PRODUCTS] - head) / 4, rel=0.01)
+    assert kept[ATTENTION] == pytest.approx(least(1, 4096)[ATTENTION] / 2, rel=0.01)
+
+
+def test_a_sparse_model_reads_at_least_the_experts_of_one_token():
+    sparse = model_config_of(SHAPES["qwen3-moe-3b"])
+    by_name = {o.name: o for o in operations(sparse, 64, 0)}
+    one = 2 * 1408 * 2048
+    assert by_name["gate_up"].moved == 2 * 4 * one + 2 * 64 * 4 * (2 * 1408 + 2048)
+    assert by_name["gate_up"].flops == 2 * 64 * 4 * one

@@ -14,6 +14,7 @@ from benchmarks.isolated import Worker
 from benchmarks.kernel_bench.cases import DecodeCase, PrefillCase, as_request
 from benchmarks.kernel_bench.rows import OURS, SDPA
 from benchmarks.kernel_bench.run import kernel_process
+from benchmarks.kernel_bench.tuning import KINDS
 from tests.benchmarks.documented import documented
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def test_kernels(tmp_path):
 def test_tune_kernels(arguments, tmp_path):
     assert tune_kernels.main([*arguments, "--dry-run", "--output", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "tuning.json").read_text())
-    wanted = {"decode"} if "--only" in arguments else {"decode", "prefill", "matmul"}
+    wanted = {"decode"} if "--only" in arguments else set(KINDS)
     assert set(found["operations"]) == wanted
     for entry in found["operations"].values():
         for results in entry["cases"].values():

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import jax
+
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench import search, tuning
+from benchmarks.kernel_bench.bench import make_bench
 from benchmarks.kernel_bench.cases import MatmulCase
+from pallas_kernels import choose_backends
 from pallas_kernels.backends.mosaic_gpu import HopperDecodeTuning
 from pallas_kernels.devices import OPERATIONS
 
@@ -31,7 +35,7 @@ def test_neighbours_begin_with_the_start_and_change_a_few_fields():
 
 def test_only_fields_that_the_tuning_has_are_varied():
     values = {"decode": tuning.DECODE, "prefill": tuning.PREFILL, "matmul": tuning.MATMUL}
-    for operation in tuning.KINDS:
+    for operation in values:
         kinds = [backend.tuning for backend in OPERATIONS[operation].values() if backend.tuning]
         had = [{field.name for field in dataclasses.fields(kind)} for kind in kinds]
         assert set(values[operation]) <= set().union(*had)
@@ -161,4 +165,24 @@ def test_the_line_for_the_table_names_what_is_not_the_default():
     }
     line = tuning.table_row("NVIDIA H200", best)
     assert line == '"H200": ChipTuning(decode=HopperDecodeTuning(stages=3, waves=4)),'
-    assert tuning.table_row("NVIDIA A100-SXM4-80GB", {"decode": {}}) == '"A100": ChipTuning(),'
+    of_no_row = {"decode": {}, "parts": {"parts": 4}}
+    assert tuning.table_row("NVIDIA A100-SXM4-80GB", of_no_row) == '"A100": ChipTuning(),'
+
+
+def test_parts_of_products_are_varied_where_linear_layers_leave_them():
+    device = make_bench(dry_run=True, peers=False, peer=None, no_peer="", rounds=1)
+    here = dataclasses.replace(device, dry_run=False)
+    hopper = dataclasses.replace(here, backends=choose_backends("NVIDIA H200", "gpu"))
+    assert tuning.choices_of(here, "parts")["choices"] == []
+    offered = tuning.choices_of(hopper, "parts")
+    assert offered["choices"] == [{}, *({"parts": parts} for parts in tuning.PARTS)]
+    (case,) = tuning.DRY_CASES["parts"]
+    text = []
+
+    def trace():
+        program, rotations, _, _ = tuning.build(device, case)
+        runs = tuning.runs_of(device, "parts", program, [{"parts": 1}, {"parts": 8}])
+        text.extend(str(jax.make_jaxpr(run)(*rotations[0])) for run in runs.values())
+
+    jax.eval_shape(trace)
+    assert "f32[8,2,256]" not in text[0] and "f32[8,2,256]" in text[1]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.scheduling import __main__ as command
+from benchmarks.scheduling.formula import Costs, simulate
 from benchmarks.scheduling.report import change, highest_rate
 from benchmarks.scheduling.served import Served, figures, interval
-from benchmarks.scheduling.simulate import Costs, simulate
 from benchmarks.scheduling.trace import Item, bimodal
 
 

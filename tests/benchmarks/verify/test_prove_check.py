@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from benchmarks.gpu import decode_step
+from benchmarks.gpu.engine_kinds import KINDS, PLAIN
 from benchmarks.kernel_bench.cases import DecodeCase, MatmulCase, PrefillCase
 from benchmarks.kernel_bench.tuning import choices_of
 from benchmarks.kernel_bench.worker import entries_of
@@ -16,6 +17,7 @@ from benchmarks.verify.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Proof
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 from jaxserve.execution.features import FAST
 from jaxserve.execution.programs import wanted_shapes
+from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import KernelError
 from tests.absent_devices import needs_gpu_compiler
 
@@ -51,18 +53,42 @@ def test_every_choice_of_a_tuned_case_is_a_program(monkeypatch):
 def test_every_case_of_the_engine_has_its_program_and_one_for_prompts():
     names = [item.name for item in prove_check.items("engine", "h200", None)]
     assert len(set(names)) == len(names)
-    for section in (decode_step.STEPS, decode_step.MIXES, decode_step.OLDER):
-        cases = [decode_step.Case.of(case) for case in section]
-        slots = max(case.rows for case in cases)
-        mine = [name for name in names if name.startswith(f"{cases[0].shape}, {slots} slots: ")]
-        assert any("mixed" in name for name in mine)
+    for section in prove_check.SECTIONS:
+        cases = [decode_step.Case.parsed(case) for case in section]
         for case in cases:
+            slots = max(other.rows for other in cases if other.engine == case.engine)
+            mine = [name for name in names if name.startswith(f"{case.engine}, {slots} slots: ")]
+            assert any("mixed" in name for name in mine)
             end = " without graphs" if case.kind == decode_step.UNGRAPHED else ""
             assert any(name.endswith(f": {case.program.name}{end}") for name in mine)
 
 
+def test_engines_of_other_kinds_are_compiled_as_what_they_are(monkeypatch):
+    made = []
+
+    def compiled(setting, step):
+        facts = setting.quantization, setting.kv_cache_dtype, setting.backends().reason
+        made.append((setting.shape, setting.config().num_layers, *facts, is_divided(1)))
+        return SimpleNamespace(proof=None)
+
+    monkeypatch.setattr(prove_check.prove_step, "prove_step", compiled)
+    monkeypatch.setattr(prove_check, "SECTIONS", (decode_step.OF_KINDS,))
+    for item in prove_check.items("engine", "h200", None):
+        item.compile()
+    found = {(shape, layers, *facts[:2], facts[3]) for shape, layers, *facts in made}
+    llama = "llama-3-8b", decode_step.KIND_LAYERS
+    assert found == {
+        (*llama, "int4", "auto", False),
+        (*llama, "fp8", "auto", False),
+        (*llama, None, "fp8", False),
+        ("qwen3-moe-3b", decode_step.KIND_LAYERS, None, "auto", False),
+        (*llama, None, "auto", True),
+    }
+    assert len(found) == len(KINDS)
+
+
 def test_the_programs_that_decode_steps_are_timed_on_are_exact_and_the_first_two_serve_all():
-    cases = [decode_step.Case.of(case) for case in decode_step.STEPS]
+    cases = [decode_step.Case.parsed(case) for case in decode_step.STEPS]
     shapes = wanted_shapes(256, 2048, 1)
     mixed, decode, *rest = decode_step.measured_shapes(shapes, cases)
     assert (mixed.num_decode, mixed.num_prefill, mixed.features) == (256, 2048, FAST)
@@ -82,7 +108,7 @@ def test_programs_without_graphs_are_compiled_with_the_options_that_say_so(monke
     monkeypatch.setattr(prove_check.prove_step, "prove_step", compiled)
     plain = prove_check.prove_step.compiler_options("gpu")
     for graphs in (True, False):
-        prove_check.engine_proof(None, None, graphs)
+        prove_check.engine_proof(PLAIN, None, None, graphs)
     assert seen == [plain, plain | decode_step.NO_GRAPHS]
 
 

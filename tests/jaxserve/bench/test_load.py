@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import itertools
 import json
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxserve.bench import commands, datasets, startup
+from jaxserve.bench import commands, datasets, serve, startup
 from jaxserve.bench.arrivals import arrival_times
 from jaxserve.bench.datasets import BenchPrompt
 from jaxserve.bench.http_client import RequestTimes, Target, _take_event
@@ -86,6 +87,50 @@ def test_prefixes_are_repeated():
     assert len({tuple(p.prompt[:5]) for p in prompts}) == 3
     assert len({tuple(p.prompt[5:]) for p in prompts}) == 12
     assert all(p.prompt_len == 9 for p in prompts)
+
+
+def test_prompts_of_a_trace_begin_alike_where_those_did(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"arrival": 2.0, "prompt_tokens": 20, "output_tokens": 5, "keys": ["a"]},
+        {"arrival": 1.0, "prompt_tokens": 40, "output_tokens": 4, "keys": ["a", "b"]},
+        {
+            "arrival": 3.5,
+            "prompt_tokens": 40,
+            "output_tokens": 3,
+            "keys": ["a", "c"],
+            "priority": 2,
+        },
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, second, third = datasets.trace_file(path, 10, 1000, seed=0)
+    assert [p.arrival for p in (first, second, third)] == [1.0, 2.0, 3.5]
+    assert [(len(p.prompt), p.output_len) for p in (first, second, third)] == [
+        (40, 4),
+        (20, 5),
+        (40, 3),
+    ]
+    assert first.prompt[:16] == second.prompt[:16] == third.prompt[:16]
+    assert first.prompt[16:32] != third.prompt[16:32] and first.prompt[32:] != third.prompt[32:]
+    assert third.priority == 2 and all(16 <= token < 1000 for token in first.prompt)
+    assert len(datasets.trace_file(path, 2, 1000, seed=0)) == 2
+    other = datasets.trace_file(path, 10, 1000, seed=1)[0]
+    assert other.prompt[:16] != first.prompt[:16], "another seed finds nothing in a cache"
+
+
+def test_a_trace_is_sent_at_its_own_times_unless_a_rate_is_asked_for():
+    prompts = [BenchPrompt([1], 1, 1, arrival) for arrival in (1.0, 2.0, 4.5)]
+    options = argparse.Namespace(
+        request_rate=math.inf,
+        burstiness=1.0,
+        ramp_up_strategy=None,
+        ramp_up_start_rps=1.0,
+        ramp_up_end_rps=1.0,
+        seed=0,
+    )
+    assert serve.send_times(options, prompts) == [0.0, 1.0, 3.5]
+    options.request_rate = 100.0
+    assert serve.send_times(options, prompts)[-1] < 1.0
 
 
 def test_a_custom_file(tmp_path):

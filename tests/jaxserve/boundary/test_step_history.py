@@ -9,7 +9,7 @@ from jaxserve.boundary.step_history import StepHistory, StepRecord
 
 
 def step(number: int, fetched: float = 0.0) -> StepRecord:
-    return StepRecord(number, 0, 0, fetched, 0, 0, 0, 0, 0, 0, 3, 1, 3, 20, 4, 0, 9, 0)
+    return StepRecord(number, 0, 0, fetched, 0, 0, 0, 0, 0, 0, 3, 1, 3, 20, 4, 0, 9)
 
 
 def test_the_oldest_go_first(monkeypatch):

@@ -21,6 +21,14 @@ def test_only_gpus_have_options() -> None:
         assert "CUSTOM_CALL" in options["xla_gpu_enable_command_buffer"].split(",")
 
 
+def test_collectives_are_in_graphs_where_that_is_asked_for() -> None:
+    before, after = (
+        compiler_options("gpu", graph_collectives=asked)["xla_gpu_enable_command_buffer"]
+        for asked in (False, True)
+    )
+    assert after == f"{before},COLLECTIVES"
+
+
 def test_xla_divides_no_product_where_the_linear_layers_do() -> None:
     options = compiler_options("gpu", divides_products=True)
     assert options["xla_disable_hlo_passes"] == "rematerialization,splitk-rewriter"
@@ -28,7 +36,7 @@ def test_xla_divides_no_product_where_the_linear_layers_do() -> None:
 
 def test_xla_knows_the_options(caplog) -> None:
     """Of every version of JAX that the tests run with; the names are parsed on a CPU too."""
-    options = compiler_options("gpu", divides_products=True)
+    options = compiler_options("gpu", divides_products=True, graph_collectives=True)
     with caplog.at_level(logging.WARNING):
         assert accepted(options) == options
     assert not caplog.records

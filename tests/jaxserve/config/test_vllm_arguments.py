@@ -13,7 +13,7 @@ import pytest
 
 from jaxserve import AsyncEngineArgs, EngineArgs, EngineConfig, FlexibleArgumentParser
 from jaxserve.config.settings import settings_of
-from jaxserve.config.vllm_arguments import ARGUMENTS, RENAMED, own_settings
+from jaxserve.config.vllm_arguments import ANY, ARGUMENTS, RENAMED, own_settings
 from jaxserve.errors import ValidationError
 
 DUMP = Path(__file__).parent / "data" / "vllm_engine_args.json"  # names and defaults of 0.33
@@ -33,7 +33,7 @@ def test_every_default_of_vllms_asks_for_nothing() -> None:
     assert own_settings(others) == {}
     for name, argument in ARGUMENTS.items():
         assert own_settings({name: None}) == {}
-        assert argument.passes is not None or argument.instead, name
+        assert argument.passes == ANY or argument.instead, name
 
 
 def test_a_context_among_the_overrides_is_the_setting() -> None:
@@ -53,21 +53,23 @@ def test_the_runner_of_embeddings_is_the_setting() -> None:
     assert own_settings({"runner": "pooling"}) == {"enable_embeddings": True}
     off = {"runner": "pooling", "enable_embeddings": False}
     assert own_settings(off) == {"enable_embeddings": True}, "as flags that were not given"
+    assert own_settings({"convert": "embed"}) == {"enable_embeddings": True}
     assert own_settings({"runner": "generate"}) == {}
 
 
 def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
     caplog.set_level(logging.INFO, "jaxserve")
     given = {"enforce_eager": True, "swap_space": 4, "max_num_seqs": 3, "speculative_config": None}
+    given |= {"trust_remote_code": True, "disable_log_stats": False}
     assert own_settings(given) == {"max_num_seqs": 3}
     (record,) = caplog.records
-    assert record.getMessage().endswith("enforce_eager, swap_space")
+    assert record.getMessage().endswith("here: enforce_eager, swap_space, trust_remote_code")
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("trust_remote_code", True),
+        ("attention_backend", "FLASH_ATTN"),
         ("pipeline_parallel_size", 2),
         ("cpu_offload_gb", 4),
         ("enable_lora", True),
@@ -106,8 +108,21 @@ def test_engine_args_are_a_dataclass_with_flags() -> None:
     with pytest.raises(ValidationError, match=r"nothing_like_it=1 .* settings model, ") as caught:
         EngineArgs(nothing_like_it=1)
     assert caught.value.field == "nothing_like_it"
-    with pytest.raises(ValidationError, match="trust_remote_code"):
-        EngineArgs(trust_remote_code=True).create_engine_config()
+    with pytest.raises(ValidationError, match="enable_lora"):
+        EngineArgs(enable_lora=True).create_engine_config()
+
+
+def test_what_is_not_given_is_vllms_default() -> None:
+    args = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args([])
+    for name, default in DEFAULTS.items():
+        if name in ARGUMENTS:
+            assert getattr(EngineArgs(), name) == default
+            assert name[0] == "_" or getattr(args, name) == default
+    short = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(
+        ["-tp", "2", "-q", "awq", "--no-enable-chunked-prefill", "--mm-device-do-normalize"]
+    )
+    assert (short.tensor_parallel_size, short.quantization) == (2, "awq")
+    assert short.enable_chunked_prefill is False
 
 
 def parse(*words: str) -> argparse.Namespace:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.model_shapes import SHAPES
 from jaxserve.errors import ValidationError
 from jaxserve.execution.device_state import StateShape
 from jaxserve.execution.features import FULL, FULL_DECODE
@@ -22,6 +21,7 @@ from jaxserve.execution.memory_plan import (
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models.config_reader import model_config_of
+from jaxserve.models.known_shapes import SHAPES
 
 GIB = 1 << 30
 SCORED = StepShape(256, 2048, 32, FULL, 288)

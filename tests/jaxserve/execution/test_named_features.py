@@ -10,8 +10,16 @@ import pytest
 
 from jaxserve.engine.features import EngineFeatures
 from jaxserve.errors import ValidationError
-from jaxserve.execution.features import ALL_NAMES, Feature, Need, make_features
+from jaxserve.execution.features import (
+    ALL_NAMES,
+    KINDS,
+    OPTIONAL_KINDS,
+    Feature,
+    Need,
+    make_features,
+)
 from jaxserve.execution.features.own_features import chosen_features, made
+from jaxserve.execution.features.sampling import Sampling
 from jaxserve.execution.features.traced import FeatureError
 from jaxserve.execution.layout import array, arrays
 from jaxserve.execution.row_packer import RowPacker
@@ -130,6 +138,12 @@ def test_classes_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_refused(given: list[Any], options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         chosen_features(given, options, ALL_NAMES)
+
+
+def test_the_features_that_come_along_lack_nothing_either() -> None:
+    """Such as a `cache_key` where there is a `token_row`."""
+    every = [kind for kind in (*KINDS, *OPTIONAL_KINDS) if kind is not Sampling]
+    assert len(chosen_features(every, None, ())) == len(every)
 
 
 class Layered(Mine):

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from jaxserve.config.device_defaults import DEFAULTS
 from jaxserve.errors import EngineDeadError
+from jaxserve.execution import programs
 from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.control import CopyProgram, UploadProgram
 from jaxserve.execution.features import (
@@ -192,6 +194,23 @@ def test_a_special_row_does_not_make_a_step_score_its_prompts() -> None:
 
 def test_decode_steps_run_no_prefill_program() -> None:
     assert selected(table(2), 1).num_prefill == 0
+
+
+@pytest.mark.parametrize(("cores", "at_once"), [(1, 1), (8, 8), (64, 16)])
+def test_as_many_programs_are_compiled_at_once_as_there_are_cores(
+    cores: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 16: each takes the host's memory as well."""
+    sizes: list[int] = []
+
+    def pool(size: int) -> ThreadPoolExecutor:
+        sizes.append(size)
+        return ThreadPoolExecutor(size)
+
+    monkeypatch.setattr(programs.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(programs, "ThreadPoolExecutor", pool)
+    table(1000)
+    assert sizes == [at_once]
 
 
 def test_background_compilation_completes_the_table_and_stops(

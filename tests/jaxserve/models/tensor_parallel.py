@@ -1,6 +1,6 @@
-"""Run as a program on two fake CPU devices: compares a model on one device with two.
+"""Run as a program on fake CPU devices: compares a model on one device with several.
 
-usage: python -m tests.jaxserve.models.tensor_parallel FOLDER
+usage: python -m tests.jaxserve.models.tensor_parallel FOLDER DEVICES
 Prints one JSON object; see `compare`.
 """
 
@@ -25,12 +25,13 @@ from tests.jaxserve.models.dense import empty_cache, run
 TOKENS = 24
 
 
-def compare(folder: str) -> dict[str, Any]:
-    config = read_model_config(folder)
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, TOKENS)
+def compare(folder: str, devices: int) -> dict[str, Any]:
+    read = read_model_config(folder)
+    tokens = np.random.default_rng(0).integers(0, read.vocab_size, TOKENS)
     logits: list[Any] = []
     leaves: dict[str, list[Any]] = {"dummy": [], "int8": [], "dummy int8": []}
-    for size in (1, 2):
+    for size in (1, devices):
+        config = read.spread_over(size)
         model = load_model(folder, config, mesh=make_mesh(size))
         forward, arguments = program(model, tokens)
         logits.append(np.asarray(forward(*arguments)))
@@ -71,4 +72,4 @@ def program(model: nnx.Module, tokens: np.ndarray) -> tuple[Any, tuple[Any, ...]
 
 
 if __name__ == "__main__":
-    print(json.dumps(compare(sys.argv[1])))
+    print(json.dumps(compare(sys.argv[1], int(sys.argv[2]))))

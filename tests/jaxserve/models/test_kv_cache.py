@@ -12,9 +12,9 @@ import pytest
 from jax.sharding import PartitionSpec
 from safetensors.numpy import save_file
 
-from benchmarks.model_shapes import SHAPES
 from checkpoints import CheckpointError
 from jaxserve.models.config_reader import model_config_of
+from jaxserve.models.known_shapes import SHAPES
 from jaxserve.models.kv_cache import KVCache, KVFormat, KVPages, KVScales
 from jaxserve.models.kv_scales import is_kv_scale, read_kv_scales
 from pallas_kernels import Backends, KernelError, choose_backends, require_backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -67,6 +68,24 @@ def test_layers_may_run_in_parts(
     whole = forward(model)
     for stops in ((1,), (2,), (1, 2), (1, 1)):
         np.testing.assert_allclose(forward(model, *stops), whole, rtol=0, atol=1e-5 * whole.max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("between", ["xla", "triton"])
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+def test_rows_are_rounded_alike_between_the_layers(
+    model_folder: Callable[..., Path], quantization: str, between: str
+) -> None:
+    """By the norms and the activation, or by each product for itself."""
+    # Hopper's kernels take no float32: XLA multiplies what is rounded to e4m3
+    form = LinearForm("gpu", quantization, matmul=("mosaic_gpu", "xla"))
+    fused = replace(form, residual_norm=between, interpret=True)
+    folder = model_folder("llama_gqa")
+    exact, apart, together = (forward(load(folder, one)) for one in (LinearForm(), form, fused))
+    rounding = np.std(apart - exact)
+    assert rounding > 1e-3 * np.std(exact)
+    # a number between two steps may fall to either side
+    assert np.std(together - apart) < 0.05 * rounding
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from checkpoints import CheckpointError, TensorMismatchError
 from jaxserve.models import Model, load_model
 from jaxserve.models.config_reader import read_model_config
-from jaxserve.models.linear import LinearForm
+from jaxserve.models.linear import LinearForm, dequantized_bytes
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel import make_mesh
 from pallas_kernels import native, quantize_fp8, quantize_int4, quantize_int8
@@ -28,7 +28,7 @@ from pallas_kernels.linear.xla import rms_norm
 from pallas_kernels.quantized_matmul import dequantize
 from tests.jaxserve.models.dense import empty_cache, run
 from tests.jaxserve.models.gguf_models import as_gguf
-from tests.quantized_models import CASES, FP8, INPUT_SCALE, quantize_folder
+from tests.quantized_models import CASES, FP8, INPUT_SCALE, fp8, quantize_folder
 
 TOKENS = np.arange(3, 11)
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
@@ -91,6 +91,30 @@ def test_every_format(
         assert 1e-4 < error(found, wanted) < 0.06
     else:
         assert error(found, wanted) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["llama_biases", "qwen3_moe"])
+def test_e4m3_by_block_stays_so_on_a_gpu(
+    model_folder: Callable[..., Path], tmp_path: Path, case: str
+) -> None:
+    """With the names of a GPU's kernels; XLA multiplies."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+    experts = {"moe_intermediate_size": 128} if case == "qwen3_moe" else {}
+    base = model_folder(case, **sizes, **experts)
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+    config |= {"weight_block_size": [32, 128]}
+    pack = fp8("weight_scale_inv", (32, 128))
+    stored, floats = quantize_folder(base, tmp_path, config, lambda module: pack)
+    model = load(stored, matmul=("triton", "xla"))
+    places = quantized_places(model)
+    assert {(one.format.stored.kind, one.format.stored.group) for one in places.values()} == {
+        ("fp8", 128)
+    }
+    for module in nnx.iter_modules(model):
+        if hasattr(module[1], "matmul"):
+            module[1].matmul = ("xla",)
+    assert error(logits(model), logits(load(floats))) < 1e-5
 
 
 def fake_quantized(x: jax.Array, kind: str) -> jax.Array:
@@ -343,3 +367,13 @@ def test_tensors_of_another_shape(model_folder: Callable[..., Path], tmp_path: P
     file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 192}))
     with pytest.raises(TensorMismatchError, match=r"down_proj\.weight \(expected \[128, 192\]"):
         load(stored)
+
+
+def test_the_largest_weight_of_4_bits_is_told_where_a_step_dequantises_it(
+    model_folder: Callable[..., Path],
+) -> None:
+    model = load(model_folder("llama_tied", **SIZES), quantization="int4")
+    largest = 2 * SIZES["intermediate_size"] * SIZES["hidden_size"]
+    assert dequantized_bytes(model, ("triton", "xla"), 2) == 2 * largest
+    assert dequantized_bytes(model, ("mosaic_tpu", "xla"), 2) == 0
+    assert dequantized_bytes(load(model_folder("llama_tied", **SIZES)), ("triton",), 2) == 0

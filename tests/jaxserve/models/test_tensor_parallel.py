@@ -1,4 +1,4 @@
-"""The model on two fake devices against one, in processes of their own."""
+"""The model on fake devices against one, in processes of their own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from tests.tiny_models import make_case
 ROOT = Path(__file__).parents[3]
 
 
-def compare(folder: Path) -> dict[str, Any]:
+def compare(folder: Path, devices: int = 2) -> dict[str, Any]:
+    count = f"--xla_force_host_platform_device_count={devices}"
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.jaxserve.models.tensor_parallel", str(folder)],
+        [sys.executable, "-m", "tests.jaxserve.models.tensor_parallel", str(folder), str(devices)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -51,4 +52,14 @@ def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab
     assert shapes["blocks/0/mlp/gate_up/weight"] == [96, 64]
     assert shapes["blocks/0/mlp/down/weight"] == [64, 48]
     # No weight and no activation is gathered: partial sums are added, nothing else travels.
+    assert result["collectives"] == ["all-reduce"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["llama_mqa", "qwen3_tied_biases", "phi3", "olmo2", "qwen3_moe"])
+def test_neighbours_have_copies_of_a_key_value_head(tmp_path: Path, case: str) -> None:
+    """Of 1 or 2 on 4 devices, each copy for a part of its query heads."""
+    result = compare(make_case(tmp_path, case), devices=4)
+    assert result["difference"] <= 5e-6  # float32, added in another order
+    assert result["shard_shapes"]["blocks/0/attention/qkv/weight"][:2] == [1, 3]
     assert result["collectives"] == ["all-reduce"]

@@ -31,6 +31,7 @@ HOPPER = LinearForm("gpu", matmul=("mosaic_gpu", "triton", "xla"))
 AMPERE = LinearForm("gpu", matmul=("triton", "xla"))
 AWQ = Encoding("int4", 128, "integer")
 STATIC = Encoding("int8", activations="int8", static=True)
+FP8_BLOCKS = Encoding("fp8", 128, activations="fp8")
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,11 @@ STATIC = Encoding("int8", activations="int8", static=True)
             Encoding("fp8", activations="fp8"),
         ),
         (AMPERE, "bfloat16", Encoding("fp8", activations="fp8"), Encoding("fp8")),
-        (HOPPER, "bfloat16", Encoding("fp8", 128, activations="fp8"), Encoding("int8")),
-        (CPU, "bfloat16", Encoding("fp8", 128, activations="fp8"), Encoding("fp8", 128)),
+        (HOPPER, "bfloat16", FP8_BLOCKS, FP8_BLOCKS),
+        (AMPERE, "bfloat16", FP8_BLOCKS, Encoding("fp8", 128)),
+        (HOPPER, "bfloat16", replace(FP8_BLOCKS, group=64), Encoding("int8")),
+        (LinearForm("xla"), "bfloat16", FP8_BLOCKS, Encoding("int8")),
+        (CPU, "bfloat16", FP8_BLOCKS, Encoding("fp8", 128)),
         (CPU, "bfloat16", STATIC, STATIC),
         (HOPPER, "bfloat16", STATIC, STATIC),
         (AMPERE, "bfloat16", replace(STATIC, zeros="integer"), STATIC),

@@ -7,16 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from jaxserve.observability import busy_window
 from jaxserve.observability.busy_window import INTERVAL_S, WINDOW_S, BusyWindow
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_share_is_that_of_the_last_seconds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_is_that_of_the_last_seconds(seed: int) -> None:
     """Within what is lost because moments are kept once an interval."""
     draw, now, busy = random.Random(seed), 0.0, 0.0
-    monkeypatch.setattr(busy_window, "monotonic", lambda: now)
-    window = BusyWindow()
+    window = BusyWindow(lambda: now)
     assert window.fraction() == 0.0
     times, sums = [0.0], [0.0]
     for _ in range(400):

@@ -30,7 +30,7 @@ pytest.importorskip("matplotlib", reason="needs the extra `bench`")
 def step(number: int) -> StepRecord:
     begin = 100.0 + number
     times = begin, begin + 0.3, begin + 0.9, 0.1, 0.15, 0.05, 0.5, 0.05, 0.55
-    return StepRecord(number, *times, 4, 1, 4, 16, 5, 2, 10 + number, 0)
+    return StepRecord(number, *times, 4, 1, 4, 16, 5, 2, 10 + number)
 
 
 STEPS = [step(number) for number in range(4)]

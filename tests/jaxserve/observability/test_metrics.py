@@ -139,7 +139,7 @@ def test_what_was_added_since_an_earlier_snapshot():
 
 def test_a_step_counts_its_tokens_and_the_waits_for_pages():
     metrics = Metrics("tiny")
-    step = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2, 30, 3, 0, 9, 0)
+    step = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2, 30, 3, 0, 9)
     stats = EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes())
     output = StepOutput(
         ["0.0", "1.0", "2.0"], [5, 6, 7], {}, {}, {}, {}, stats, {}, [], step, [0.0, 0.6]

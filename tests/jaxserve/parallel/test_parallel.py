@@ -58,7 +58,7 @@ def test_odd_vocabulary_is_kept_whole() -> None:
     ("sizes", "message"),
     [
         (Sizes(num_heads=6, num_kv_heads=6), "6 attention heads"),
-        (Sizes(num_kv_heads=2), "2 key/value heads"),
+        (Sizes(num_kv_heads=2), "a multiple of the model's 2 key/value heads"),
         (Sizes(inner_sizes=(98,)), "98 intermediate dimensions"),
     ],
 )

@@ -182,6 +182,23 @@ def test_the_engine_gets_what_it_needs_and_no_text():
     assert (params.n, params.stop, params.bad_words) == (3, ["x"], ["y"])
 
 
+def test_what_only_vllm_has_is_passed_over_or_refused():
+    """At its default, which asks for nothing, and otherwise by its name."""
+    neutral = {
+        "watermarking": None,
+        "prompt_logprob_token_ids": None,
+        "prompt_logprob_start": None,
+        "routed_experts_prompt_start": 0,
+        "trace_decode_token_ids": None,
+    }
+    assert SamplingParams(**neutral, skip_clone=True) == SamplingParams()
+    assert SamplingParams.from_optional(**neutral, skip_clone=True) == SamplingParams()
+    assert SamplingParams(temperature=0.5, skip_clone=True).clone().temperature == 0.5
+    for name in neutral:
+        with pytest.raises(ValidationError, match=f"{name}=1 "):
+            SamplingParams(**{name: 1})
+
+
 def test_arguments_that_are_none_are_the_defaults():
     given = {"n": None, "top_p": None, "temperature": 0.5, "stop": None, "seed": None}
     assert SamplingParams.from_optional(**given) == SamplingParams(temperature=0.5)

@@ -6,6 +6,7 @@ import dataclasses
 import socket
 import struct
 import threading
+import typing
 from typing import Any
 
 import msgpack
@@ -56,6 +57,20 @@ from jaxserve.request.queueing import Queueing
 from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from tests.resolved_config import resolved
 
+PLAIN: dict[Any, Any] = {bool: True, int: 7, float: 0.5, str: "x"}
+
+
+def filled(body: Any) -> Any:
+    """Fields of plain types that have their defaults get other values."""
+    hints = typing.get_type_hints(type(body))
+    values = {}
+    for field in dataclasses.fields(body):
+        kind = next(iter(typing.get_args(hints[field.name])), hints[field.name])
+        if getattr(body, field.name) == field.default and kind in PLAIN:
+            values[field.name] = not field.default if kind is bool else PLAIN[kind]
+    return dataclasses.replace(body, **values)
+
+
 PARAMS = SamplingParams(
     logit_bias={5: -1.5},
     allowed_token_ids=[5, 6],
@@ -81,6 +96,7 @@ ADD = AddGroup(
     [8, 9],
     Thoughts("<t>", "</t>", True, ("<s>", "")),
 )
+ADD = filled(ADD)
 PAGES = PageStats(9, 8, 7, 6, 5, 4, 3, 2)
 OUTPUT = StepOutput(
     ["7.0", "8.0"],
@@ -106,7 +122,7 @@ OUTPUT = StepOutput(
         b"\x00\x01",
         0.25,
     ),
-    step=StepRecord(7, 1.0, 1.5, 2.5, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 6, 5, 4, 3, 2, 1, 8, 9),
+    step=StepRecord(7, 1.0, 1.5, 2.5, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 6, 5, 4, 3, 2, 1, 8),
     page_waits=[0.0, 0.25],
     queued=["7.0"],
     failed={"7.0": Refusal("extra_args.a", "{1: 2}", "a number"), "8.0": None},

@@ -13,13 +13,16 @@ import pytest
 from pallas_kernels import native, quantize_fp8, quantize_int4, quantize_int8
 from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_linear import grouped_linear
+from pallas_kernels.grouped_linear import experts_rounding, grouped_linear, linear_in_blocks
+from pallas_kernels.grouped_linear.blocks import blocks_of
 from pallas_kernels.grouped_linear.xla import block_rows, in_blocks
 from pallas_kernels.linear import NativeWeight, as_stored_weight, stored_dtype
 from pallas_kernels.native.weights import pack_native
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, dequantize
 from pallas_kernels.quantized_matmul.formats import unpack_int4
 
+# those that take any shape; that of a TPU has a file of its own
+BACKENDS = [name for name in OPERATIONS["grouped_linear"] if name != "mosaic_tpu"]
 TOLERANCE = {"bfloat16": 2e-2, "float32": 3e-6}
 ROWS, INPUTS, OUTPUTS = 45, 40, 36
 # by name the rows of each group; those behind them are in none
@@ -57,7 +60,7 @@ def skip_without(backend: str) -> None:
 
 
 @pytest.mark.usefixtures("poison_outside")
-@pytest.mark.parametrize("backend", OPERATIONS["grouped_linear"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_every_row_meets_the_weight_of_its_group(backend: str, dtype: str) -> None:
     skip_without(backend)
@@ -73,7 +76,7 @@ def test_every_row_meets_the_weight_of_its_group(backend: str, dtype: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", OPERATIONS["grouped_linear"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_8_bit_weights(backend: str) -> None:
     skip_without(backend)
     x, weight = operands("float32")
@@ -127,6 +130,42 @@ def test_weights_of_few_bits(kind: str, backend: str) -> None:
         want = expected(x, whole, sizes, False)
         atol = 1e-5 * max(np.abs(want).max(), 1)
         np.testing.assert_allclose(found, want, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("poison_outside")
+@pytest.mark.parametrize("backend", ["xla", "triton", "reference"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_e4m3_with_scales_by_group(backend: str, gated: bool) -> None:
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.normal(size=(ROWS, 256)), jnp.float32)
+    values = jnp.asarray(rng.normal(size=(6, OUTPUTS, 256)) * 9, jnp.float8_e4m3fn)
+    scale = rng.uniform(0.1, 9, (2, 6, OUTPUTS))
+    whole = np.asarray(values, np.float64) * np.repeat(np.moveaxis(scale, 0, -1), 128, axis=2)
+    weight = Fp8Weight(values, jnp.asarray(scale, jnp.float32))
+    sizes = SIZES["uneven"]
+    found = grouped(x, weight, jnp.asarray(sizes, jnp.int32), gated=gated, backend=backend)
+    want = expected(x, whole, sizes, gated)
+    np.testing.assert_allclose(found, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.usefixtures("poison_outside")
+def test_rows_may_be_rounded_before() -> None:
+    x, weight = operands("bfloat16")
+    each = [quantize_int8(matrix.astype(jnp.float32)) for matrix in weight]
+    values, scale = (jnp.stack(arrays) for arrays in zip(*each))
+    sizes = jnp.asarray(SIZES["uneven"], jnp.int32)
+    blocks = blocks_of(jnp.arange(ROWS, dtype=jnp.int32), sizes)
+    options = {"scale": scale, "sources": 1, "scattered": ROWS, "backend": "triton"}
+    rounding = experts_rounding(scale, "float")
+    assert rounding is not None and experts_rounding(None, "fp8") is None
+    first, second = (
+        linear_in_blocks(rows, values, blocks, interpret=True, **options)
+        for rows in (x, rounding.of(x))
+    )
+    live = sum(SIZES["uneven"])
+    assert second.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(first)[:live], np.asarray(second)[:live])
 
 
 def test_as_many_blocks_as_any_sizes_need() -> None:

@@ -39,7 +39,7 @@ def test_every_head_dim_of_prefill_has_a_split(head_dim) -> None:
 def test_products_that_move_registers_have_a_split() -> None:
     weight = quantize_int4(jnp.ones((256, 512), jnp.float32), group=128)
     few, many = (
-        plan_of(jnp.ones((rows, 512), jnp.bfloat16), weight, "float", None, staged=False)
+        plan_of(jnp.ones((rows, 512), jnp.bfloat16), weight, None, staged=False)
         for rows in (8, 512)
     )
     assert few.registers is None

@@ -15,6 +15,7 @@ from pallas_kernels import KernelError
 from pallas_kernels.linear import gpu, linear, linear_in_parts
 from tests.pallas_kernels.linear.checks import at_boundaries, check, layers
 from tests.pallas_kernels.lowering import H200
+from tests.pallas_kernels.quantized_matmul.lowering import abstract_weight
 from tests.pallas_kernels.strategies import examples
 
 RNG = np.random.default_rng(0)
@@ -85,3 +86,13 @@ def test_what_follows_the_sum_leaves_it_whole():
 def test_other_backends_have_no_parts():
     with pytest.raises(KernelError, match="backend='xla'"):
         linear_in_parts(jnp.ones((2, 64)), jnp.ones((8, 64)), backend="xla")
+
+
+@pytest.mark.parametrize("rows", [16, 512])
+def test_many_rows_multiply_a_4_bit_weight_that_is_dequantised_in_its_turn(rows):
+    """Without the barrier XLA dequantises the weights of all layers in one kernel."""
+    x = jax.ShapeDtypeStruct((rows, 512), jnp.bfloat16)
+    run = functools.partial(linear_in_parts, matmul=("triton", "xla"), backend="gpu")
+    traced = str(jax.make_jaxpr(run)(x, abstract_weight(256, 512, "int4 128")))
+    assert ("optimization_barrier" in traced) == (rows == 512)
+    assert ("pallas_call" in traced) == (rows == 16)

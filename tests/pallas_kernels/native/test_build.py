@@ -12,13 +12,14 @@ import pytest
 
 from pallas_kernels import KernelError, native
 from pallas_kernels.native import build, library, own_folder
+from tests.pallas_kernels.native import emulated_unit
 from tests.pallas_kernels.native.requirements import require_native
 
 ROOT = Path(__file__).parents[3]
 FLAGS = {
     "AVX2": ("-mno-avx512f", "-mno-avx512bf16", "-mno-avx512vnni"),
     "portable": ("-march=x86-64",),
-    "an emulated matrix unit": ("-DJAXSERVE_EMULATE_TILES",),
+    "an emulated matrix unit": emulated_unit.FLAGS,
 }
 
 

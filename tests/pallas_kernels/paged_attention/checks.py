@@ -29,7 +29,8 @@ def check_decode(program: Program, slots: Slots, **call: Any) -> None:
     options = program.options(slots.seed) | case.options
     if slots.queries is not None:
         options["query_lens"] = jnp.asarray(slots.queries, jnp.int32)
-    got = decode(*case[:4], splits=program.splits, **options, **call)
+    pool = program.in_rows(case.kv_pages)
+    got = decode(case.q, pool, *case[2:4], splits=program.splits, **options, **call)
     assert got.dtype == case.q.dtype
     agree(got, oracle.decode(*case[:4], **options), program)
 
@@ -54,7 +55,8 @@ def check_prefill(program: Program, lanes: Lanes, **call: Any) -> None:
     packed, region = program.region(lanes, rng)
     case = program.case(lanes, rng, rows=region)
     options = program.options(lanes.seed) | case.options
-    got = prefill(*case[:3], packed, **options, **call)
+    pool = program.in_rows(case.kv_pages)
+    got = prefill(case.q, pool, case.page_table, packed, **options, **call)
     assert got.dtype == case.q.dtype
     agree(got, oracle.prefill(*case[:3], packed, **options), program)
 

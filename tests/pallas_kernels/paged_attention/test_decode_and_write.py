@@ -30,6 +30,11 @@ CASES = [
     (16, 8, 128, 16, "int8", {"window": 50}),
     (8, 4, 128, 32, "int8", EVERYTHING),
     (8, 8, 128, 16, "float8_e4m3fn", {"sinks": True}),
+    # heads of 256 as two rows
+    (4, 1, 256, 16, "bfloat16", {"window": 50}),
+    (8, 4, 256, 32, "bfloat16", EVERYTHING),
+    (6, 3, 256, 16, "float32", {"sinks": True}),
+    (8, 2, 256, 32, "int8", {}),
 ]
 
 
@@ -79,14 +84,16 @@ def check(shape, lengths, *, counts=None, backend="mosaic_tpu", trash=False, **c
         options["query_lens"] = jnp.asarray(counts, jnp.int32)
     if options.pop("sinks", False):
         options["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
+    head_rows = 2 if head_dim == 256 and kv_heads % 8 else 1
+    held = before.reshape(*before.shape[:3], kv_heads * head_rows, head_dim // head_rows)
     out, written = paged_decode_and_write(
-        q, k, v, jnp.asarray(before), table, kv_lens, backend=backend, **call, **options
+        q, k, v, jnp.asarray(held), table, kv_lens, backend=backend, **call, **options
     )
     want = oracle.decode(q, after, table, kv_lens, **options)
     assert out.dtype == q.dtype
     assert oracle.relative_error(out, want) <= oracle.TOLERANCE[pool]
     assert not np.asarray(out, np.float32)[np.asarray(lengths) == 0].any()
-    written = np.array(written)
+    written = np.array(written).reshape(after.shape)
     if trash:  # where a backend may write for idle slots
         written[first_page] = after[first_page]
     np.testing.assert_array_equal(written.view(np.uint8), after.view(np.uint8))

@@ -31,7 +31,8 @@ def abstract_weight(outputs: int, inputs: int, kind: str) -> QuantizedWeight:
         )
     if name == "int8":
         return Int8Weight(shape((outputs, inputs), jnp.int8), shape((outputs,), jnp.float32))
-    scale = shape(() if options else (outputs,), jnp.float32)
+    by_group = {"128": (inputs // 128, outputs), "tensor": ()}
+    scale = shape(by_group[options[0]] if options else (outputs,), jnp.float32)
     return Fp8Weight(shape((outputs, inputs), formats.FP8), scale)
 
 

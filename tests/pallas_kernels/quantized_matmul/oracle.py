@@ -40,6 +40,8 @@ def dense(weight: QuantizedWeight, inputs: int) -> np.ndarray:
         offsets = np.repeat(np.broadcast_to(zeros, scales.shape), group, axis=0).T
         return (unpacked(np.asarray(weight.packed), inputs) - offsets) * spread
     values, scale = np.asarray(weight.values, np.float64), np.asarray(weight.scale, np.float64)
+    if scale.ndim == 2:
+        return values * np.repeat(scale, inputs // len(scale), axis=0).T
     return values * scale.reshape(-1, 1)
 
 
@@ -78,7 +80,8 @@ def relative_error(got: jnp.ndarray, want: np.ndarray) -> float:
 def random_weight(
     rng: np.random.Generator, outputs: int, inputs: int, kind: str
 ) -> QuantizedWeight:
-    """A random weight: "int8", "fp8", "fp8 tensor", or "int4 GROUP" with or without " zeros"."""
+    """A random weight: "int8", "fp8", "fp8 tensor", "fp8 128" (with scales by group), or
+    "int4 GROUP" with or without " zeros"."""
     matrix = rng.standard_normal((outputs, inputs)).astype(np.float32)
     # channels and groups of very different size: a scale at the wrong place is a large error
     matrix *= np.exp(rng.uniform(-2, 2, (outputs, 1)))
@@ -86,6 +89,9 @@ def random_weight(
     name, *options = kind.split()
     if name == "int8":
         return quantize_int8(jnp.asarray(matrix))
+    if options == ["128"] and name == "fp8":
+        rows = quantize_fp8(jnp.asarray(matrix.reshape(-1, 128)))
+        return Fp8Weight(rows.values.reshape(matrix.shape), rows.scale.reshape(outputs, -1).T)
     if name == "fp8":
         return quantize_fp8(jnp.asarray(matrix), per_tensor=bool(options))
     group = None if options[0] == "row" else int(options[0])
@@ -139,6 +145,7 @@ KINDS = (
     "int8",
     "fp8",
     "fp8 tensor",
+    "fp8 128",
     "int4 32",
     "int4 64 zeros",
     "int4 128",

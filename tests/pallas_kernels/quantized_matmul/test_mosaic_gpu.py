@@ -46,6 +46,8 @@ SLOW_CASES = [
     (Product(5, 128, 288, "int4 32 zeros", "bfloat16"), 64, 2, 1),
     (Product(3, 128, 448, "int4 64", "float16"), 64, 2, 1),
     (Product(9, 128, 416, "int4 row zeros", "bfloat16"), 8, 2, 2),
+    (Product(9, 144, 512, "fp8 128", "bfloat16", "fp8"), 8, 2, 2),
+    (Product(20, 128, 384, "fp8 128", "bfloat16"), 64, 2, 1),
 ]
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]
 
@@ -140,6 +142,8 @@ def test_the_most_stages_are_those_that_jax_takes(rows, kind, tuning, most, monk
         (16, "int4 128 zeros", "float"),
         pytest.param(16, "int8", "float", marks=pytest.mark.slow),
         pytest.param(16, "fp8", "fp8", marks=pytest.mark.slow),
+        pytest.param(1, "fp8 128", "fp8", marks=pytest.mark.slow),
+        pytest.param(2048, "fp8 128", "fp8", marks=pytest.mark.slow),
         pytest.param(16, "int4 32 zeros", "float", marks=pytest.mark.slow),
         pytest.param(128, "int4 128 zeros", "float", marks=pytest.mark.slow),
         pytest.param(2048, "int4 32 zeros", "float", marks=pytest.mark.slow),

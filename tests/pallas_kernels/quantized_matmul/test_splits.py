@@ -16,6 +16,7 @@ from pallas_kernels.quantized_matmul.splits import (
     MIN_STEPS,
     Tiling,
     cost,
+    dequantizes,
     number_of_splits,
 )
 from tests.pallas_kernels.lowering import A100, H200
@@ -36,7 +37,7 @@ def mosaic_gpu_splits(rows: int, product: tuple[int, int], kind: str = "int4 128
     x = jax.ShapeDtypeStruct((rows, inputs), jnp.bfloat16)
     weight = abstract_weight(outputs, inputs, kind)
     with on(H200):
-        return mosaic_gpu_plan.plan_of(x, weight, "float", None, staged=False).splits
+        return mosaic_gpu_plan.plan_of(x, weight, None, staged=False).splits
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
@@ -102,3 +103,9 @@ def test_no_part_is_empty_and_none_would_be_cheaper(tiles, steps, rows, count):
     assert splits == 1 or steps // splits >= MIN_STEPS
     assert (splits - 1) * -(-steps // splits) < steps, "an empty part"
     assert cost(tiling, splits, count) <= cost(tiling, 1, count)
+
+
+def test_a_weight_is_dequantised_where_tiles_would_convert_it_often():
+    """By the estimate four conversions of 112 rows' tiles cost what one and its bytes do."""
+    assert [rows for rows in (16, 256, 336, 337, 2304) if dequantizes(rows, 112)] == [337, 2304]
+    assert [rows for rows in (64, 192, 193, 256) if dequantizes(rows, 64)] == [193, 256]

@@ -24,6 +24,7 @@ SLOW_CASES = [
     (Product(200, 72, 320, "int4 row", "float32"), 1),
     (Product(16, 72, 416, "int4 row zeros", "bfloat16"), 2),
     (Product(33, 72, 256, "fp8", "bfloat16"), 1),
+    (Product(70, 72, 384, "fp8 128", "bfloat16"), 2),
     (Product(5, 40, 352, "int8", "bfloat16", "int8"), 3),
 ]
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]

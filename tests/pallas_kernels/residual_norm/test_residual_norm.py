@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels import KernelError
 from pallas_kernels.linear import Norm
+from pallas_kernels.quantized_matmul import Rounding
 from pallas_kernels.residual_norm import residual_norm
 from tests.pallas_kernels.lowering import A100, H200, lowered_for_cuda
 from tests.pallas_kernels.strategies import SEEDS, examples
@@ -24,10 +25,10 @@ QUICK = [(*PROBLEMS[1], "xla"), (*PROBLEMS[1], "triton"), (*PROBLEMS[2], "xla")]
 TOLERANCE = {"bfloat16": 1.2e-2, "float32": 2e-6, "float16": 2e-3}
 
 
-def call(backend: str, *given, eps: float):
+def call(backend: str, *given, eps: float, rounding: Rounding | None = None):
     residual, product, weight = given
-    interpret = True if backend == "triton" else None
-    return residual_norm(residual, product, Norm(weight, eps), backend=backend, interpret=interpret)
+    options = {"rounding": rounding, "interpret": True if backend == "triton" else None}
+    return residual_norm(residual, product, Norm(weight, eps), backend=backend, **options)
 
 
 def problem(rows: int, columns: int, parts: int, dtype: str, seed: int):
@@ -67,6 +68,31 @@ def test_the_kernel_rounds_where_xla_does(parts):
     for got, want in zip(kernel, plain, strict=True):
         # a float32 sum in another order may turn a tie
         assert np.mean(np.asarray(got) != np.asarray(want)) <= 0.01
+
+
+@pytest.mark.usefixtures("poison_outside")
+@pytest.mark.parametrize(
+    ("kind", "static"),
+    [
+        ("int8", False),
+        pytest.param("int8", True, marks=pytest.mark.slow),
+        pytest.param("fp8", False, marks=pytest.mark.slow),
+        pytest.param("fp8", True, marks=pytest.mark.slow),
+    ],
+)
+@examples(3)
+@given(rows=st.just(9), columns=st.just(72), seed=SEEDS)
+def test_rounded_rows_are_those_of_the_norm(kind, static, rows, columns, seed):
+    given_values = problem(rows, columns, 1, "bfloat16", seed)
+    scale = jnp.full(1, 0.02, jnp.float32) if static else None
+    rounding = Rounding(kind, scale)
+    want, want_stream = call("triton", *given_values, eps=1e-5)
+    got, stream = call("triton", *given_values, eps=1e-5, rounding=rounding)
+    np.testing.assert_array_equal(np.asarray(stream), np.asarray(want_stream))
+    rounded = rounding.of(want)
+    np.testing.assert_array_equal(np.asarray(got.values), np.asarray(rounded.values))
+    np.testing.assert_array_equal(got.column, rounded.column)
+    assert got.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.device_kind)

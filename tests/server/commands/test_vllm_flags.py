@@ -45,6 +45,7 @@ def test_the_flags_of_a_usual_command_line() -> None:
     words = "--model m --tensor-parallel-size 4 --host 0.0.0.0 --port 8000"
     words += " --gpu-memory-utilization 0.9 --max-num-seqs 256 --enforce-eager --swap-space 4"
     assert checked(*words.split(), "--disable-log-requests", "--api-server-count", "1") is None
+    assert checked("--trust-remote-code") is None
     args = build_parser("serve").parse_args(["serve", "--enforce-eager", "MODEL"])
     assert args.model_path == "MODEL"
 
@@ -52,7 +53,7 @@ def test_the_flags_of_a_usual_command_line() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--trust-remote-code"],
+        ["--enable-lora"],
         ["--pipeline-parallel-size", "2"],
         ["--middleware", "a.b"],
         ["--api-server-count", "4"],

@@ -52,8 +52,9 @@ def parser(name: str, is_open: bool) -> Reader:
 
 @pytest.mark.parametrize(("name", "is_open", "text", "expected"), CASES)
 def test_what_is_found(name: str, is_open: bool, text: str, expected: Read) -> None:
-    for pieces in ([text], text):
-        assert read(parser(name, is_open), *pieces) == expected
+    assert read(parser(name, is_open), *text) == expected
+    for cut in range(len(text) + 1):
+        assert read(parser(name, is_open), text[:cut], text[cut:]) == expected
 
 
 def test_what_a_template_leaves_open() -> None:

@@ -167,7 +167,7 @@ def test_an_engine_that_computes_nothing_is_looked_at_seldom(computes: bool) -> 
         def is_draining(self) -> bool:
             self.num_turns += 1
             if computes:
-                numbers = (0.0,) * 6 + (2, 0, 2, 0, 2, 0, 5, 0)
+                numbers = (0.0,) * 6 + (2, 0, 2, 0, 2, 0, 5)
                 self.history.record(StepRecord(0, 1.0, 1.0, 1.0 + self.num_turns, *numbers))
             return False
 

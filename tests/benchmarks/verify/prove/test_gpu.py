@@ -46,9 +46,25 @@ def test_the_assembler_report_is_read_by_function() -> None:
     assert gpu.assembler_report(REPORT) == {"paged_decode": (255, 64, 1), "merge": (30, 0, 0)}
 
 
+IGNORED = "ptxas info : (C7508) Potential Performance Loss: 'setmaxnreg' ignored, as it is 168"
+SERIALIZED = (
+    "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized "
+    "due to insufficient register resources for the function '{}'"
+)
+
+
+def test_remarks_belong_to_the_function_that_they_name() -> None:
+    report = "\n".join((REPORT, SERIALIZED.format("merge"), IGNORED))
+    assert gpu.remarks(REPORT, "paged_decode") == ()
+    assert gpu.remarks(report, "paged_decode") == (IGNORED,)
+    assert gpu.remarks(report, "merge") == (SERIALIZED.format("merge"), IGNORED)
+
+
 def test_a_mosaic_dump_is_read(tmp_path: Path) -> None:
     (tmp_path / "paged_decode_0.ptx").write_text(PTX)
-    (tmp_path / "paged_decode_0.ptxas").write_text(REPORT[: REPORT.index("'merge'")])
+    (tmp_path / "paged_decode_0.ptxas").write_text(
+        REPORT[: REPORT.index("'merge'")] + f"\n{IGNORED}\n"
+    )
     (tmp_path / "paged_decode_0.resources.txt").write_text(
         "Resources(smem_scratch_bytes=1000, x=1)"
     )
@@ -56,6 +72,7 @@ def test_a_mosaic_dump_is_read(tmp_path: Path) -> None:
     assert (kernel.name, kernel.source) == ("paged_decode", "mosaic_gpu")
     assert (kernel.registers, kernel.spilled, kernel.shared) == (255, 64, 1001)
     assert kernel.instructions["wgmma"] == 2
+    assert kernel.remarks == (IGNORED,)
 
 
 def test_dumped_files_of_a_kernel_need_not_have_one_number(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.verify.prove import Requirements, gpu_targets, prove
-from benchmarks.verify.prove.program import counts
+from benchmarks.verify.prove.program import copied, counts
 from tests.absent_devices import needs_gpu_compiler
 
 OWN = (
@@ -111,6 +111,32 @@ def test_a_program_of_this_machine():
     shape = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     compiled = jax.jit(run).lower(shape, jax.ShapeDtypeStruct((), jnp.int32)).compile()
     assert counts(compiled.as_text(), layers=0).loops == 1
+
+
+def test_a_weight_that_is_written_in_a_wider_type_is_found():
+    """Not the weight itself, nor what a fusion computes on its way into a product."""
+    packed = jax.ShapeDtypeStruct((64, 96), jnp.int8)
+    x = jax.ShapeDtypeStruct((8, 96), jnp.float32)
+
+    def run(x, w, kept):
+        wide = w.astype(jnp.float32) * 0.5
+        product = (x[:, None] * wide).sum(-1)
+        return (product, wide) if kept else product
+
+    texts = [
+        jax.jit(run, static_argnums=2).lower(x, packed, kept).compile().as_text()
+        for kept in (True, False)
+    ]
+    (found,) = copied(texts[0], {64 * 96})
+    assert found.startswith("f32[64,96] by ")
+    ahead = (
+        "ENTRY %main () -> s8[4,8] {\n  %a = ((s8[4,8]{1,0:T(8,128)}), s8[4,8]{1,0:S(1)}, s32[]) "
+    )
+    assert copied(ahead + "slice-start(%w), slice={[0:4]}\n}", {32}) == ()
+    assert copied("ENTRY %main () -> s8[4,8] {\n  %a = s8[4,8]{1,0} copy(%w)\n}", {32}) == (
+        "s8[4,8] by a",
+    )
+    assert copied(texts[0], {64 * 95}) == copied(texts[1], {64 * 96}) == ()
 
 
 @needs_gpu_compiler

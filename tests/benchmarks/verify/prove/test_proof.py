@@ -39,6 +39,13 @@ def test_a_spill_of_our_kernel_fails_and_one_of_xla_does_not() -> None:
     assert judge((KERNEL, theirs), MEMORY, WANTED) == ()
 
 
+def test_a_remark_of_the_assembler_on_our_kernel_fails() -> None:
+    slowed = replace(KERNEL, remarks=("(C7510) wgmma.mma_async instructions are serialized",))
+    assert judge((slowed,), MEMORY, WANTED) == (
+        "paged_decode: (C7510) wgmma.mma_async instructions are serialized",
+    )
+
+
 def test_more_shared_memory_than_a_thread_block_may_have_fails() -> None:
     wanted = replace(WANTED, shared=191488)
     assert judge((KERNEL,), MEMORY, wanted) == (
@@ -52,6 +59,12 @@ def test_more_registers_than_two_thread_blocks_have_fail() -> None:
         "paged_decode has 182 registers, not 128",
     )
     assert judge((KERNEL,), MEMORY, replace(WANTED, registers=182)) == ()
+
+
+def test_a_copied_weight_fails() -> None:
+    assert judge((KERNEL,), MEMORY, WANTED, copies=("bf16[8,4] by fusion.3",)) == (
+        "1 quantised weights are copied: bf16[8,4] by fusion.3",
+    )
 
 
 def test_one_kernel_a_layer_too_many_fails() -> None:

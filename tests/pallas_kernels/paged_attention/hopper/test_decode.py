@@ -323,14 +323,14 @@ def test_every_covered_shape_lowers(head_dim, page_size, pool):
 
 
 def test_lowers_under_shard_map():
-    """Manual mesh axes are checked: the kernel says over which axes its results vary."""
+    """Manual mesh axes that are not checked: JAX cannot map warps where they are."""
     mesh = AbstractMesh((1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     heads, pages = P(None, "model"), P(None, None, None, "model")
 
     def sharded(*operands):
-        return jax.shard_map(decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads)(
-            *operands
-        )
+        return jax.shard_map(
+            decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads, check_vma=False
+        )(*operands)
 
     operands = decode_operands(8, 2, 64, 16, "bfloat16")
     assert jax.eval_shape(sharded, *operands).shape == operands[0].shape

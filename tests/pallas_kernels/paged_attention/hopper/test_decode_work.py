@@ -12,26 +12,63 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention.hopper.decode import cut_of, default_tuning
-from pallas_kernels.paged_attention.hopper.decode_work import PIECE_COST, Cut, Piece, Share, divide
+from pallas_kernels.paged_attention.hopper.decode_work import (
+    PIECE_COST,
+    Batch,
+    Cut,
+    Piece,
+    Share,
+    divide,
+)
+from pallas_kernels.paged_attention.queries import key_range
+from tests.pallas_kernels.paged_attention.hopper.plain_work import plain_list
 from tests.pallas_kernels.strategies import examples
 
 CUT = Cut(block_tokens=64, steps=8, most=16)
 BLOCKS = 264  # two on each of 132 multiprocessors
 
 
-@functools.partial(jax.jit, static_argnames=("cut", "tokens", "teams"))
-def divided(low, high, cut, tokens, teams):
-    most = cut.most_pieces(tokens)
-    return divide(low, high, jnp.ones_like(high), cut=cut, most_pieces=most, teams=teams)
+@functools.partial(jax.jit, static_argnames=("batch", "teams"))
+def divided(lengths, query_lens, batch, teams):
+    most = batch.cut.most_pieces(batch.tokens)
+    return divide(lengths, query_lens, batch, most_pieces=most, teams=teams, interpret=True)
 
 
-def work_of(lengths, window=None, cut=CUT, tokens=None, teams=33):
-    high = np.asarray(lengths, np.int32)
-    low = np.maximum(high - (window or 2**30), 0)
-    work = divided(low, high, cut, int(high.max()) if tokens is None else tokens, teams)
+def work_of(lengths, window=None, cut=CUT, tokens=None, teams=33, queries=1, query_lens=None):
+    kv_lens = jnp.asarray(lengths, jnp.int32)
+    batch = Batch(len(lengths), queries, window, tokens or max(max(lengths), 1), cut)
+    counts = None if query_lens is None else jnp.asarray(query_lens, jnp.int32)
+    work = divided(kv_lens, counts, batch, teams)
     table, shares = np.asarray(work.pieces), np.asarray(work.teams)
     pieces = [Piece(*(int(x) for x in row)) for row in table]
-    return pieces, [Share(*(int(x) for x in row)) for row in shares], np.asarray(work.rows), low
+    low, _ = key_range(kv_lens, counts, queries, window)
+    walks = [Share(*(int(x) for x in row)) for row in shares]
+    return pieces, walks, np.asarray(work.rows), np.asarray(low)
+
+
+@pytest.mark.parametrize(
+    ("window", "cut", "teams", "queries"),
+    [
+        (None, CUT, 33, 1),
+        pytest.param(700, CUT, 5, 3, marks=pytest.mark.slow),
+        pytest.param(None, Cut(64, 4, 128), 264, 1, marks=pytest.mark.slow),
+        pytest.param(5000, Cut(128, 3, 4), 1, 8, marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernels_make_the_list_that_plain_python_makes(window, cut, teams, queries):
+    """Of ragged batches, some with idle rows and rows longer than the page table."""
+    rng = np.random.default_rng(teams)
+    for longest in (300, 20000):
+        lengths = [*rng.integers(1, longest, 60).tolist(), 0, 64, 65, 30000, 0, 1, longest, longest]
+        counts = rng.integers(0, queries + 1, len(lengths)) if queries > 1 else None
+        found = work_of(lengths, window, cut, 20000, teams, queries, counts)
+        cut_off = jnp.minimum(jnp.asarray(lengths), 20000)
+        keys = zip(*map(np.asarray, key_range(cut_off, counts, queries, window)), strict=True)
+        of_row = np.full(len(lengths), queries) if counts is None else counts
+        pieces, shares, rows = plain_list([*keys], of_row.tolist(), cut, teams)
+        assert found[0][: len(pieces)] == pieces and found[1] == shares
+        assert all(piece == Piece(*[0] * 8) for piece in found[0][len(pieces) :])
+        assert found[2].tolist() == rows
 
 
 @pytest.mark.slow
@@ -68,6 +105,7 @@ def test_every_visible_step_is_in_one_piece_of_one_team(lengths, window, teams):
         assert sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.slow
 def test_where_a_row_is_cut_follows_from_its_own_length():
     alone, _, rows, _ = work_of([5000, 0, 0, 0, 0, 0], tokens=64000)
     alone = [piece[1:] for piece in alone[: sum(rows)] if piece.slot == 0]

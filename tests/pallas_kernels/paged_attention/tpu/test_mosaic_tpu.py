@@ -53,6 +53,24 @@ MORE = [
     Program(4, 2, 128, 16, "int8", columns=19, edge=128),
     Program(8, 8, 128, 16, "float8_e4m3fn", sinks=True, columns=19, edge=128),
     Program(2, 1, 128, 32, "float8_e4m3fn", window=30, columns=10, edge=128),
+    # heads of 256 as two rows: Gemma-3-1B, Gemma-2-2B, Gemma-3-4B; and the orders of 8-bit pages
+    Program(4, 1, 256, 16, "bfloat16", window=50, columns=19, chunk=70, edge=128, head_rows=2),
+    Program(8, 4, 256, 32, "bfloat16", window=140, columns=10, edge=128, head_rows=2, **ALL),
+    Program(6, 2, 256, 128, "float32", soft_cap=3.0, columns=3, rows=4, edge=128, head_rows=2),
+    Program(6, 3, 256, 16, "bfloat16", sinks=True, columns=19, edge=128, head_rows=2),
+    Program(4, 1, 256, 32, "int8", columns=10, per_token=False, edge=128, head_rows=2),
+    Program(
+        8,
+        4,
+        256,
+        16,
+        "float8_e4m3fn",
+        window=30,
+        columns=19,
+        edge=128,
+        per_token=False,
+        head_rows=2,
+    ),
 ]
 QUERIES = Program(4, 1, 128, 32, "bfloat16", window=140, columns=10, edge=128, queries=5, **ALL)
 MORE_QUERIES = [
@@ -63,6 +81,7 @@ MORE_QUERIES = [
     Program(16, 8, 128, 16, "int8", window=50, columns=19, edge=128, queries=8),
     Program(8, 4, 128, 32, "int8", columns=10, per_token=False, edge=128, queries=5, **ALL),
     Program(2, 1, 128, 32, "float8_e4m3fn", window=30, columns=10, edge=128, queries=3),
+    Program(8, 4, 256, 32, "bfloat16", window=140, columns=10, edge=128, queries=5, head_rows=2),
 ]
 DECODE = {"backend": "mosaic_tpu", "tuning": DECODE_TUNING, "interpret": INTERPRETER}
 PREFILL = {"backend": "mosaic_tpu", "tuning": PREFILL_TUNING, "interpret": INTERPRETER}

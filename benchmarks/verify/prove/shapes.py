@@ -1,4 +1,4 @@
-"""Problems for which kernels are compiled for devices that are not there: shapes and options."""
+"""Shapes and options of the problems for which kernels are compiled for absent devices."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Attention:
         context: tokens that a row of the page table can name.
         shards: devices over which the heads are divided.
         queries: query positions of a slot of decode, some of which it may be without.
+        head_rows: rows of the pool that a head is.
     """
 
     rows: int = 64
@@ -57,6 +58,7 @@ class Attention:
     context: int = 16384
     shards: int = 1
     queries: int = 1
+    head_rows: int = 1
 
     def words(self) -> str:
         """The shapes, and the options that are not at their defaults."""
@@ -75,7 +77,7 @@ class Matmul:
         inputs: contracted elements.
         outputs: output channels.
         dtype: type of the activations.
-        weight: "int4", "int8" or "fp8".
+        weight: "int4", "int8", "fp8" or "fp8 by group", of 128 inputs.
         group: inputs that share a scale, of 4-bit weights.
         asymmetric: whether groups of 4-bit weights have zero points.
         activations: "float", or the type that they are rounded to: "int8" or "fp8".

@@ -1,5 +1,6 @@
-// A matrix unit in plain C++, for machines without one: the instructions' results bit for bit as Intel
-// documents them, errors where the CPU would fault, and counts of what was done.
+// A matrix unit in plain C++ in the place of the one in pallas_kernels/native/sources/tiles.h, for machines
+// without one: the instructions' results bit for bit as Intel documents them, errors where the CPU would
+// fault, and counts of what was done.
 //
 // A product of bfloat16 tiles sums the even and the odd elements apart, from zero, with fused
 // multiply-adds; their sum is added to what the tile holds. Each step rounds to nearest even, takes
@@ -174,6 +175,35 @@ class EmulatedUnit {
 inline EmulatedUnit& emulated_unit() {
   static thread_local EmulatedUnit unit;
   return unit;
+}
+
+inline bool tiles_permitted() { return true; }
+inline void tile_configure(const void* config) { emulated_unit().configure(config); }
+inline void tile_release() { emulated_unit().release(); }
+
+inline void asked_line(const void* address) { emulated_unit().touch(address, TileObserver::Access::kPrefetch); }
+inline void wrote_line(const void* address) {
+  ++emulated_unit().counts.packed_lines;
+  emulated_unit().touch(address, TileObserver::Access::kWrite);
+}
+inline void wrote_result(const void* address, int64_t bytes) { emulated_unit().wrote(address, bytes); }
+inline void copied_bytes(int64_t bytes) { emulated_unit().counts.copied_bytes += bytes; }
+
+template <int T>
+inline void tile_zero() {
+  emulated_unit().zero(T);
+}
+template <int T>
+inline void tile_load(const void* from, int64_t row_bytes) {
+  emulated_unit().load(T, from, row_bytes);
+}
+template <int T>
+inline void tile_store(void* to, int64_t row_bytes) {
+  emulated_unit().store(T, to, row_bytes);
+}
+template <TileProduct P, int C, int A, int B>
+inline void tile_dot() {
+  emulated_unit().dot(P, C, A, B);
 }
 
 }  // namespace jaxserve

@@ -1,0 +1,1 @@
+"""The real scheduler on a simulated clock, and plans of capacity made with it."""

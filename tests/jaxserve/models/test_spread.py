@@ -1,0 +1,137 @@
+"""What is decided before weights are spread over devices: copies of KV heads, parts of 4 bits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from benchmarks.model_shapes import SHAPES
+from checkpoints import CheckpointError
+from checkpoints.quantized import Encoding
+from jaxserve.errors import ValidationError
+from jaxserve.models import store
+from jaxserve.models.config_reader import model_config_of
+from jaxserve.models.export import tensors_of
+from jaxserve.models.linear import LinearForm
+from jaxserve.models.quant_array import QuantArray, WeightFormat
+from jaxserve.models.sources import Part, Source
+from jaxserve.models.weights import abstract_model
+
+SHAPE = {**SHAPES["llama-1b"], "num_hidden_layers": 1, "vocab_size": 64}
+INT4 = WeightFormat(Encoding("int4", 128), native=False)
+
+
+def abstract_mesh(size: int) -> Any:
+    return AbstractMesh((1, size), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "devices", "wanted"),
+    [
+        (32, 4, 8, (8, 2)),  # Qwen3-30B-A3B
+        (32, 4, 4, (4, 1)),
+        (32, 4, 2, (4, 1)),
+        (32, 1, 16, (16, 16)),
+        (40, 10, 8, (10, 1)),  # Phi-3-medium: refused
+        (12, 4, 8, (4, 1)),  # its query heads do not divide: refused
+    ],
+)
+def test_key_value_heads_are_repeated_for_a_multiple_of_devices(
+    heads: int, kv_heads: int, devices: int, wanted: tuple[int, int]
+) -> None:
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 8}
+    config = model_config_of({**SHAPE, **sizes}).spread_over(devices)
+    assert (config.num_kv_heads, config.kv_copies) == wanted
+
+
+def test_copies_take_the_same_rows_and_are_written_once() -> None:
+    """Of two heads q has four, in order; k is there twice a head."""
+    tensors = {"q": np.arange(16).reshape(8, 2), "k": 100 + np.arange(8).reshape(4, 2)}
+
+    class Reader:
+        def read_into(self, name: str, index: tuple[slice, ...], out: np.ndarray) -> None:
+            out[...] = tensors[name][index].reshape(out.shape)
+
+    source = Source((Part("q", 2), Part("k", 2, copies=2)))
+    shape = (4, 4, 2)
+    assert source.tensors(shape, True) == {"q": (8, 2), "k": (4, 2)}
+    reader: Any = Reader()
+    whole = (slice(None),) * 3
+    value = source.read(reader, shape, whole, np.dtype(np.int64), True)
+    assert (value[:, :2].reshape(8, 2) == tensors["q"]).all()
+    assert (value[:, 2:] == tensors["k"].reshape(2, 2, 2)[[0, 0, 1, 1]]).all()
+    for device in range(4):
+        own = (slice(device, device + 1), *whole[1:])
+        part = source.read(reader, shape, own, np.dtype(np.int64), True)
+        assert (part == value[own]).all()
+    written = tensors_of(source, value, True)
+    assert all((written[name] == tensors[name]).all() for name in tensors)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parts"),
+    [(3072, 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2048, 1), (1024, 8)))],
+)
+def test_parts_that_are_no_whole_blocks_are_packed_apart(inputs: int, parts: int) -> None:
+    format = INT4.divided(inputs, 8)
+    assert format.parts == parts
+    elements = np.random.default_rng(0).integers(0, 16, (4, inputs)).astype(np.uint8)
+    kept, _ = format.as_kept(elements, np.ones((4, inputs // 128), np.float32), None)
+    assert kept.shape == format.values_shape((4, inputs))
+    array = replace(QuantArray.empty((4, inputs), format), values=jax.numpy.asarray(kept))
+    assert (array.stored_arrays()[0] == elements).all()
+    array = array.with_arrays(array.values, np.ones((4, inputs // 128), np.float32), *(None,) * 3)
+    assert (np.asarray(array.dequantize()) == elements - 8.0).all()
+
+
+@pytest.mark.parametrize(("inputs", "devices"), [(29568, 8), (1152, 8), (96, 2)])
+def test_a_group_on_two_devices_is_refused(inputs: int, devices: int) -> None:
+    """The first is Qwen2.5-72B's MLP."""
+    with pytest.raises(ValidationError, match=rf"{inputs} inputs .* groups of 128") as caught:
+        INT4.divided(inputs, devices)
+    assert (caught.value.field, caught.value.value) == ("tensor_parallel_size", devices)
+    assert WeightFormat(Encoding("int8"), native=False).divided(inputs, devices).parts == 1
+
+
+def test_a_model_whose_groups_do_not_divide_is_refused_before_it_is_loaded() -> None:
+    config = model_config_of({**SHAPE, "intermediate_size": 320})
+    form = LinearForm(quantization="int4")
+    with pytest.raises(
+        ValidationError, match=r"320 inputs of int4 weights into whole groups of 64"
+    ) as one:
+        abstract_model(config, abstract_mesh(2), "float32", form)
+    assert one.value.field == "tensor_parallel_size"
+
+
+def test_a_store_of_other_parts_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    config = model_config_of(SHAPE)
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+    model = abstract_model(config, mesh, "float32", LinearForm(quantization="int4"))
+    formats = {
+        ".".join(map(str, place)): value.format
+        for place, variable in nnx.to_flat_state(nnx.split(model)[1])
+        if isinstance(value := variable.get_value(), QuantArray)
+    }
+
+    class Record:
+        about: ClassVar[dict[str, Any]] = {
+            "architecture": config.architecture,
+            "weights": {
+                name: {"stored": asdict(format.stored), "native": False, "parts": 2}
+                for name, format in formats.items()
+            },
+        }
+
+        def leaves(self) -> dict[str, Any]:
+            return {}
+
+    monkeypatch.setattr(store, "read_record", lambda path: Record())
+    with pytest.raises(CheckpointError, match="packed for 2 devices, not 1"):
+        store.restore_model(tmp_path, model, lambda done, total: None)

@@ -1,0 +1,71 @@
+"""Engines with quantised weights and few KV heads, over 2, 4 and 8 fake devices and on one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jaxserve import oracle
+from tests.tiny_models import VOCAB_SIZE
+
+ROOT = Path(__file__).parents[2]
+# eight devices have whole groups of 128 inputs of every product, and twice as many as KV heads
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_hidden_layers": 2,
+}
+
+
+def answers(folder: Path, quantization: str, *devices: str) -> dict[str, Any]:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    prompts = json.dumps(oracle.prompts(3, VOCAB_SIZE, 30, seed=5))
+    words = ["-m", "tests.jaxserve.spread_engine", str(folder), quantization, prompts, *devices]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "quantization", "devices"),
+    [
+        ("llama_gqa", "int4", ("2", "4", "8")),
+        ("llama_gqa", "", ("8",)),
+        ("qwen3_moe", "int4", ("2", "8")),
+    ],
+)
+def test_tokens_are_those_of_one_device(
+    case: str, quantization: str, devices: tuple[str, ...], model_folder: Any
+) -> None:
+    sizes = SIZES | ({"moe_intermediate_size": 1024} if case == "qwen3_moe" else {})
+    found = answers(model_folder(case, **sizes), quantization, *devices)
+    assert [tokens for tokens, _ in found.values()] == [found["1"][0]] * (1 + len(devices))
+
+
+@pytest.mark.slow
+def test_activations_are_rounded_on_each_device(model_folder: Any) -> None:
+    """W8A8: with a scale of the inputs that a device has, so that logprobs differ by as much."""
+    found = answers(model_folder("llama_gqa", **SIZES), "int8", "2", "8")
+    for devices in ("2", "8"):
+        for one, other in zip(found["1"][1], found[devices][1], strict=True):
+            shared = one.keys() & other.keys()
+            assert len(shared) >= 2
+            assert max(abs(one[token] - other[token]) for token in shared) < 0.5
