@@ -16,7 +16,7 @@ def addressable_pages(config: ResolvedConfig, cache: KVCache, shards: int, wante
     """How many of the wanted KV pages the kernels address; a warning where these are fewer.
 
     Args:
-        config: of the engine.
+        config: the resolved configuration, pages not yet decided.
         cache: whose pages they are.
         shards: devices that share its heads.
         wanted: what memory holds, or what was asked for.

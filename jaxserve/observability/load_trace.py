@@ -85,7 +85,7 @@ class LoadTrace:
         path: of the file.
         about: of the recording, as its first line says; empty where nothing does.
         requests: by arrival.
-        steps: in their order; none where the file is a workload that somebody wrote.
+        steps: in their order; a workload written by hand has none.
     """
 
     path: Path

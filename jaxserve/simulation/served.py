@@ -15,7 +15,7 @@ class Served:
     """Times of requests, and the engine over time; seconds of the simulated clock.
 
     Args:
-        slots: of the engine.
+        slots: how many sequences may run at once.
 
     Attributes:
         sent: when each request was sent.

@@ -50,7 +50,7 @@ class Simulation:
     """One run. It is exact: the same requests and the same costs give the same times.
 
     Args:
-        setting: of the engine.
+        setting: what an engine would decide for the model and the device.
         step_time: tells what steps take.
         asked: the settings, where they are not those of `setting`: another policy.
         max_concurrency: requests that are under way at once: others wait at their client.

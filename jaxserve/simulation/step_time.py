@@ -128,7 +128,7 @@ class Roofline:
     share a model add up their parts twice a layer.
 
     Args:
-        setting: of the engine.
+        setting: what an engine would decide for the model and the device.
         rates: of one device.
     """
 
