@@ -62,7 +62,9 @@ FLOORS = (
     "ROOT:__main__",
 )
 # The bundled model is trained and judged by torch, and nothing that serves imports these files.
-TORCH_ALLOWED = {f"checkpoints/tiny/{name}.py" for name in ("train", "muon", "evaluate", "export")}
+TORCH_ALLOWED = {
+    f"checkpoints/tiny/{name}.py" for name in ("train", "muon", "evaluate", "export", "average")
+}
 # Programs, which nothing imports.
 PROGRAMS = (
     ROOT / "jaxserve" / "vllm_paths" / "entrypoints" / "openai" / "api_server.py",
