@@ -107,7 +107,7 @@ KEYS = ("type", "properties", "required", "anyOf", "$ref", "enum", "items", "x")
 SCHEMAS = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5) | st.fixed_dictionaries(
     {
         "properties": st.dictionaries(
-            st.text(max_size=8), JSON | st.fixed_dictionaries({"type": JSON})
+            st.text(max_size=8), JSON | st.fixed_dictionaries({"type": JSON}), max_size=8
         )
     }
 )
@@ -122,7 +122,7 @@ def test_any_schema_renders(
     for tool in ({"type": "function", "function": function}, {"type": "function", **function}):
         text = tokenizer.apply_chat_template([USER], tools=[tool], tokenize=False)
         assert '{"name": "f", "arguments": {' in text and text.endswith("Add 2 and 3.<|end|>")
-        assert len(text) < 600
+        assert len(text) < 800  # eight names of eight characters, each written as six
 
 
 def test_other_roles_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
