@@ -188,7 +188,8 @@ class Answer(ABC, Generic[Body]):
         """
         name = engine_id(self._id, len(self.requests))
         salt = self.service.cache_salt(self._client, self.body.cache_salt)
-        prompt = {"prompt_token_ids": token_ids, "cache_salt": salt}
+        extras = self.body.prompt_extras() | {"cache_salt": salt}
+        prompt = {"prompt_token_ids": token_ids, **extras}
         prepared = await self.service.engine.prepare(prompt, params, name, self._queueing)
         self.requests.append(prepared)
         if len(self.requests) % PROMPTS_AT_A_TIME == 0:

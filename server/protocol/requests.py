@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from jaxserve.client.input_processor import Params
+from jaxserve.client.input_processor import EXTRA_KEYS, Params
 from jaxserve.errors import ValidationError
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.repetition_detection import RepetitionDetectionParams
@@ -107,6 +107,11 @@ class QueuedRequest(ModelRequest):
     cache_salt: str | None = None
     priority: Int64 | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
+
+    def prompt_extras(self) -> dict[str, Any]:
+        """The fields of the body that a prompt's mapping has under the same name."""
+        found = {name: getattr(self, name, None) for name in EXTRA_KEYS}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class PromptRequest(QueuedRequest):

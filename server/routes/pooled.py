@@ -94,10 +94,10 @@ class Pooled(ABC):
         service.check_batch(count, self.field)
         client, turn = client_of(self.request), queueing_of(self.request, body)
         service.engine.check_room(turn.client, count - (entry_of(self.request) is not None))
-        salt = service.cache_salt(client, body.cache_salt)
+        extras = body.prompt_extras() | {"cache_salt": service.cache_salt(client, body.cache_salt)}
         total = 0
         async for tokens in prompts:
-            given = {"prompt_token_ids": tokens, "cache_salt": salt}
+            given = {"prompt_token_ids": tokens, **extras}
             name = engine_id(self.answer_id, len(prepared))
             prepared.append(await service.engine.prepare(given, params, name, turn))
             total += len(tokens)

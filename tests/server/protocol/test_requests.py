@@ -11,6 +11,7 @@ import pytest
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.repetition_detection import RepetitionDetectionParams
 from jaxserve.params.sampling_params import TOKEN_FIELDS, SamplingParams
+from server.protocol import requests
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.unsupported import NEUTRAL, REFUSED
@@ -110,3 +111,9 @@ def test_a_search_has_the_constraint_of_either_field(fields: dict[str, Any]) -> 
     assert (asked is None) == (not fields)
     if asked is not None:
         assert asked.choice == ["a"] or asked.json_object
+
+
+def test_a_prompt_has_the_fields_of_its_extra_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "EXTRA_KEYS", ("cache_salt", "priority", "timeout", "adapter"))
+    body = CompletionRequest(prompt="a", cache_salt="mine", priority=2)
+    assert body.prompt_extras() == {"cache_salt": "mine", "priority": 2}
