@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 
 
 @dataclass(slots=True)
@@ -38,6 +39,10 @@ class StepTimes:
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
 
+    def copy(self) -> StepTimes:
+        """The same seconds, which stay: this runs twice a step, where `replace` is slow."""
+        return StepTimes(*_seconds(self))
+
     def since(self, earlier: StepTimes) -> StepTimes:
         """The seconds added since an earlier copy."""
         before = earlier.as_dict()
@@ -47,3 +52,6 @@ class StepTimes:
         """The sum, phase by phase."""
         more = other.as_dict()
         return StepTimes(**{name: value + more[name] for name, value in self.as_dict().items()})
+
+
+_seconds = attrgetter(*(field.name for field in fields(StepTimes)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from jaxserve.boundary.messages import EngineStats
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.boundary.work import Work
@@ -65,7 +63,7 @@ class EngineCounts:
             num_preemptions=scheduler.num_preemptions,
             num_steps=self.num_steps,
             num_programs=programs,
-            times=replace(times),
+            times=times.copy(),
             pages=scheduler.page_stats(),
             num_integrity_failures=integrity_failures,
             num_beam_shrinks=beam_shrinks,

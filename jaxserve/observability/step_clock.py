@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from time import monotonic, thread_time
 from typing import Any
 
@@ -184,4 +183,6 @@ class ClientClock:
             since, self._thread_since = self._thread_since, thread_time()
             self._thread += self._thread_since - since
             self._other = max(self._other, self._thread - self._text)  # never less than before
-        return replace(times, detokenise=self._text, http=self._other)
+        told = times.copy()
+        told.detokenise, told.http = self._text, self._other
+        return told
