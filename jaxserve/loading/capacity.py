@@ -239,9 +239,9 @@ def require_room(model: ModelConfig, name: str, dtype: str, quantization: str, r
         "model",
         name,
         f"one that fits: {numbers.total / 1e9:.2f} B parameters as {quantization or dtype} are "
-        f"{gb(room.weights)} on each of {room.devices} devices, of whose {gb(room.memory)} "
-        f"{room.share:g} are {gb(usable)}, and temporaries and tables are {gb(room.beside)}. "
-        f"Weights as {', '.join(others)}; as they are at least {fewest} devices hold them. "
+        f"{gb(room.weights)} on each of {room.devices} devices, which may use {gb(usable)} of "
+        f"{gb(room.memory)}; temporaries and tables are {gb(room.beside)}. As others the weights "
+        f"are {', '.join(others)}; as they are, at least {fewest} devices hold them. "
         "`jaxserve plan` shows the sums",
     )
 
