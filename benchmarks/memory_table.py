@@ -29,8 +29,9 @@ Nothing was run: the numbers are the memory analysis of executables that were co
 device. GiB are 2^30 bytes, MiB 2^20. Where there is a GPU, XLA times several matrix products and
 chooses one, so the temporaries there may differ by the workspace of these.
 
-- *KV pool*: keys and values of all layers, as many as the engine plans for at 90 % of the device
-  (and no more than 256 requests of 8,192 tokens can use); in brackets the tokens that it holds.
+- *KV pool*: keys and values of all layers, in pages of the device's default size, as many as the
+  engine plans for at 90 % of the device (and no more than 256 requests of 8,192 tokens can use); in
+  brackets the tokens that it holds.
 - *temporaries*: activations, gathered keys, logits. A step that copied the pool would show it here.
 - *in place*: donated state (pool, page table, history) whose memory the results reuse.
 - *in all*: arguments, results that reuse none of them, and temporaries together.
@@ -55,6 +56,8 @@ class StepProof:
         proof: what the compiler made of it.
         cpu_seconds: processor time of tracing and compiling, of this process and its children.
         blob: bytes that the host sends for the step.
+        quantization: of the linear layers' weights; None: they have the type of the model.
+        rows: of a decode step; None where it has a prefill region.
     """
 
     shape: str
@@ -68,6 +71,8 @@ class StepProof:
     proof: Proof
     cpu_seconds: float
     blob: int
+    quantization: str | None = None
+    rows: int | None = None
 
 
 def _gib(size: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 
 class KernelError(ValueError):
     """An operand, option or device is outside what a kernel covers.
@@ -19,3 +21,14 @@ class KernelError(ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
+
+
+def check_array(name: str, array: Any, dtype: Any, *shapes: tuple[int, ...]) -> None:
+    """Refuses an array that is not of a type and of one of some shapes.
+
+    Raises:
+        KernelError: says what it is, and what it may be.
+    """
+    if array.dtype != dtype or array.shape not in shapes:
+        allowed = " or ".join(f"{np.dtype(dtype)}{list(shape)}" for shape in shapes)
+        raise KernelError(name, f"{array.dtype}{array.shape}", allowed)

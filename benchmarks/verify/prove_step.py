@@ -7,8 +7,9 @@
 
 Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
 kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
-the pool stays in place; and what they launch: kernels a layer, loops, copies, CUDA graphs. Exit
-codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
+the pool stays in place; what they launch: kernels a layer, loops, copies, CUDA graphs; and what
+decode steps move and the least time of that, an estimate. Exit codes: 0 all pass, 1 one fails, 3
+this machine lacks a compiler.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
+from benchmarks.time_table import time_table
 from benchmarks.verify.prove import (
     KINDS,
     Cost,
@@ -44,8 +46,9 @@ from benchmarks.verify.prove import (
     prove,
     write_json,
 )
-from benchmarks.verify.prove.gpu_targets import CompilerMissingError
+from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
 from jaxserve.compilation.compiler_options import compiler_options
+from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
 from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
@@ -370,6 +373,8 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         proof=proof,
         cpu_seconds=cpu_seconds() - begin,
         blob=4 * layout.size,
+        quantization=setting.quantization,
+        rows=None if step.num_prefill else step.num_decode,
     )
 
 
@@ -384,7 +389,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", nargs="+", choices=STEPS, help="programs; all if not given")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--num-pages", type=int, help="KV pages a layer; what fits if not given")
-    parser.add_argument("--page-size", type=int, default=16, help="tokens a page")
+    parser.add_argument("--page-size", type=int, help="tokens a page; the device's if not given")
     parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     parser.add_argument(
         "--quantization", choices=ONLINE_QUANTIZATIONS, help="of the linear layers' weights"
@@ -404,6 +409,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def default_page_size(kind: str) -> int:
+    """Tokens of a page where the engine is told none."""
+    capability = None
+    if kind in GPU_TARGETS:
+        capability = "{}.{}".format(*GPU_TARGETS[kind].capability)
+    return device_defaults(platform_of(kind), capability).page_size
+
+
 def settings(options: argparse.Namespace) -> list[Setting]:
     """The plans that the options ask for: every shape on every device, or the list of the docs."""
     models = [(shape, options.tensor_parallel, options.device) for shape in options.shape]
@@ -414,7 +427,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
             shape,
             options.layers,
             options.num_pages,
-            options.page_size,
+            options.page_size or default_page_size(kind),
             options.kv_cache_dtype,
             options.quantization,
             graph_collectives=options.graph_collectives,
@@ -443,7 +456,7 @@ def main(arguments: list[str] | None = None) -> int:
             missing.append(f"cannot prove anything for {setting.kind} here: {error}")
     proofs = [step.proof for step in steps]
     if steps:
-        tables = (markdown(proofs), launch_table(steps), memory_document(steps))
+        tables = (markdown(proofs), launch_table(steps), time_table(steps), memory_document(steps))
         print("\n".join([f"jax {jax.__version__}\n", *tables]))
     if options.json:
         write_json(options.json, proofs)

@@ -66,6 +66,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768,
         "rope_theta": 1e6,
     },
+    # its text model
+    "gemma-3-12b": _shape(48, 3840, 15360, 16, 8, 262208, 131072)
+    | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
     "qwen3-moe-3b": _shape(20, 2048, 5632, 16, 4, 32000, 4096) | _SPARSE,
 }
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.backends import resolve
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.grouped_linear.blocks import Blocks
-from pallas_kernels.grouped_linear.weights import elements_of, sizes_of
+from pallas_kernels.grouped_linear.layer import Layer, elements_of, sizes_of
 from pallas_kernels.linear.api import EIGHT_BITS, Weight
 from pallas_kernels.native.paths import Path
 from pallas_kernels.native.weights import NativeWeight
@@ -58,23 +58,14 @@ def grouped_linear(
     """
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     groups = _check(x, weight, scale, gated, chosen, backend)
-    if sizes.shape != (groups,) or sizes.dtype != jnp.int32:
-        raise KernelError("sizes", f"{sizes.dtype}{sizes.shape}", f"int32[{groups}]")
+    check_array("sizes", sizes, jnp.int32, (groups,))
     implementation = resolve("grouped_linear", backend)
     if row_invariant and backend != "native":
         raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
     options: dict[str, Any] = {"path": Path.ONE_ORDER} if row_invariant else {}
     options |= implementation.options(interpret=interpret)
-    return implementation.load().grouped_linear(
-        x,
-        weight,
-        sizes,
-        scale=scale,
-        activations=activations,
-        gated=gated,
-        out_dtype=chosen,
-        **options,
-    )
+    layer = Layer(weight, scale, activations, gated, chosen)
+    return implementation.load().grouped_linear(x, sizes, layer, **options)
 
 
 def refusal(weight: Weight, backend: str) -> KernelError | None:
@@ -126,22 +117,9 @@ def linear_in_blocks(
     _check(x, weight, scale, gated, chosen, backend)
     if not takes_blocks(backend):
         raise KernelError("backend", repr(backend), "one with a kernel for blocks: 'triton'")
-    return (
-        resolve("grouped_linear", backend)
-        .load()
-        .in_blocks(
-            x,
-            weight,
-            blocks,
-            scale=scale,
-            activations="float" if activations == "fp8" else activations,
-            sources=sources,
-            scattered=scattered,
-            gated=gated,
-            out_dtype=chosen,
-            interpret=interpret,
-        )
-    )
+    kernel = resolve("grouped_linear", backend).load().in_blocks
+    layer = Layer(weight, scale, activations, gated, chosen)
+    return kernel(x, blocks, layer, sources=sources, scattered=scattered, interpret=interpret)
 
 
 def experts_rounding(scale: jax.Array | None, activations: str) -> Rounding | None:
@@ -178,8 +156,8 @@ def _check(
     groups, outputs = sizes_of(weight)
     if (scale is not None) != eight_bits:
         raise KernelError("scale", scale, "given exactly for an array of 8 bits")
-    if scale is not None and (scale.shape != (groups, outputs) or scale.dtype != jnp.float32):
-        raise KernelError("scale", f"{scale.dtype}{scale.shape}", f"float32[{groups}, {outputs}]")
+    if scale is not None:
+        check_array("scale", scale, jnp.float32, (groups, outputs))
     if gated and outputs % 2:
         raise KernelError("weight", f"{outputs} outputs", "an even number when gated")
     if out_dtype not in FLOAT_DTYPES:

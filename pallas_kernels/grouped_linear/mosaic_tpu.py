@@ -19,13 +19,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
-from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear.blocks import block_size, blocks_of
-from pallas_kernels.grouped_linear.weights import elements_of, sizes_of
-from pallas_kernels.linear.api import Weight, as_stored_weight
-from pallas_kernels.native.weights import NativeWeight
-from pallas_kernels.quantized_matmul.activations import rounded_rows, split_rows
-from pallas_kernels.quantized_matmul.formats import NIBBLES, Fp8Weight, Int4Weight, Int8Weight
+from pallas_kernels.grouped_linear.layer import Layer, sizes_of
+from pallas_kernels.quantized_matmul.formats import NIBBLES, Int4Weight
 from pallas_kernels.quantized_matmul.mosaic_tpu import (
     LANES,
     TILE_CHANNELS,
@@ -46,42 +42,21 @@ def _kernel(groups: Any, counts: Any, *refs: Any, plan: TilePlan) -> None:
         add_tile(*refs, step=step, steps=steps, plan=plan)
 
 
-def _scales(weight: Weight, scale: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-    """float32[E, groups of K, N] scales, and zero points of the same shape."""
-    if isinstance(weight, Int4Weight):
-        zeros = None if weight.zeros is None else weight.zeros.swapaxes(0, 1).astype(jnp.int32)
-        return weight.scales.swapaxes(0, 1), zeros
-    if isinstance(weight, (Int8Weight, Fp8Weight)):
-        by_group = weight.scale.ndim == 3  # [groups of K, E, N]
-        return weight.scale.swapaxes(0, 1) if by_group else weight.scale[:, None], None
-    if scale is not None:
-        return scale[:, None], None
-    groups, outputs = sizes_of(weight)
-    return jnp.ones((groups, 1, outputs), jnp.float32), None
-
-
-@functools.partial(jax.jit, static_argnames=("activations", "gated", "out_dtype", "interpret"))
+@functools.partial(jax.jit, static_argnames="interpret")
 def grouped_linear(
     x: jax.Array,  # [M, K]
-    weight: Weight,  # [E, N, K]
     sizes: jax.Array,  # int32[E]
+    layer: Layer,
     *,
-    scale: jax.Array | None,  # float32[E, N]
-    activations: str,
-    gated: bool,
-    out_dtype: jnp.dtype,
     interpret: Any = None,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """As `pallas_kernels.grouped_linear`."""
-    if isinstance(weight, NativeWeight):
-        raise KernelError("weight", "NativeWeight", "a weight of quantized_matmul, or an array")
-    rows, (groups, outputs) = x.shape[0], sizes_of(weight)
-    stored, (scales, zeros) = elements_of(weight), _scales(weight, scale)
-    if scale is not None:
-        stored, activations = as_stored_weight(stored, jnp.int8), "int8"
-    kind = activations if activations == "int8" else "float"
-    operand, row_scale = split_rows(rounded_rows(x, kind, None))
-    is_int4 = isinstance(weight, Int4Weight)
+    operand, row_scale, stored, scales, zeros = layer.operands(x)
+    rows, (groups, outputs) = x.shape[0], sizes_of(layer.weight)
+    # matrix by matrix
+    scales = jnp.ones((groups, 1, outputs)) if scales is None else scales.swapaxes(0, 1)
+    zeros = None if zeros is None else zeros.swapaxes(0, 1).astype(jnp.int32)
+    is_int4 = isinstance(layer.weight, Int4Weight)
     # a row of 4 bits may end within a block of its inputs: the rest meets zeros
     inputs = stored.shape[2] * NIBBLES if is_int4 else stored.shape[2]
     group = x.shape[1] // scales.shape[1]
@@ -166,7 +141,7 @@ def grouped_linear(
                 )
             ],
         ),
-        out_shape=result_like(operand, ((count + 1) * blocks.size, outputs), out_dtype),
+        out_shape=result_like(operand, ((count + 1) * blocks.size, outputs), layer.out_dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary")
         ),
@@ -189,7 +164,7 @@ def grouped_linear(
     first_block = (jnp.cumsum(-(-sizes // blocks.size)) - -(-sizes // blocks.size))[own]
     place = first_block * blocks.size + row - (ends[own] - sizes[own])
     out = out[jnp.minimum(place, count * blocks.size - 1)]
-    if gated:
+    if layer.gated:
         gate = out[:, ::2].astype(jnp.float32)
         out = (gate / (1.0 + jnp.exp(-gate))).astype(out.dtype) * out[:, 1::2]
     return jnp.where(row[:, None] < ends[-1], out, 0)

@@ -21,11 +21,9 @@ from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear.blocks import Blocks, blocks_of
-from pallas_kernels.grouped_linear.weights import elements_of, sizes_of
-from pallas_kernels.linear.api import Weight, as_stored_weight
-from pallas_kernels.native.weights import NativeWeight
-from pallas_kernels.quantized_matmul.activations import Rows, rounded_rows, split_rows
-from pallas_kernels.quantized_matmul.formats import BLOCK, Fp8Weight, Int4Weight, Int8Weight
+from pallas_kernels.grouped_linear.layer import Layer
+from pallas_kernels.quantized_matmul.activations import Rows
+from pallas_kernels.quantized_matmul.formats import BLOCK, Fp8Weight, Int4Weight
 from pallas_kernels.quantized_matmul.triton_tile import (
     TileFormat,
     TileOperands,
@@ -109,46 +107,22 @@ def _kernel(
         plt.store(out_ref.at[index], out.astype(out_ref.dtype), mask=mask)
 
 
-def _scales(weight: Weight, scale: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-    """Scales float32[groups of K, E, N], and zeros of the same shape; None where there are none."""
-    if isinstance(weight, Int4Weight):
-        return weight.scales, weight.zeros
-    if isinstance(weight, (Int8Weight, Fp8Weight)):
-        return weight.scale if weight.scale.ndim == 3 else weight.scale[None], None
-    return (None if scale is None else scale[None]), None
-
-
 def in_blocks(
     x: Rows,  # [M / sources, K], or [B * R, K] where sources is None
-    weight: Weight,  # [E, N, K]
     blocks: Blocks,
+    layer: Layer,
     *,
-    scale: jax.Array | None,  # float32[E, N]
-    activations: str,
     sources: int | None,
     scattered: int | None,
-    gated: bool,
-    out_dtype: jnp.dtype,
     interpret: Any,
 ) -> jax.Array:  # [B * R or scattered, N], half as wide when gated
     """As `pallas_kernels.grouped_linear.linear_in_blocks`."""
-    if isinstance(weight, NativeWeight):
-        raise KernelError("weight", "NativeWeight", "a weight of quantized_matmul, or an array")
-    if activations == "fp8":
-        raise KernelError("activations", "'fp8'", "'float' or 'int8' with the triton backend")
-    inputs = x.shape[1]
-    _, channels = sizes_of(weight)
-    stored = elements_of(weight)
-    outputs = channels // 2 if gated else channels
-    scales, zeros = _scales(weight, scale)
+    operand, row_scale, stored, scales, zeros = layer.operands(x)
+    weight, inputs, outputs = layer.weight, x.shape[1], layer.width
     shared = inputs if scales is None else inputs // len(scales)
     width = BLOCK if isinstance(weight, Int4Weight) else STEP_BYTES // stored.dtype.itemsize
-    kind = "int8" if scale is not None else kind_of(weight)
+    kind = "int8" if layer.scale is not None else kind_of(weight)
     form = TileFormat(width, kind, shared if shared < inputs else None)
-    if scale is not None:
-        stored = as_stored_weight(stored, jnp.int8)
-    rounds = "int8" if scale is not None else activations
-    operand, row_scale = split_rows(rounded_rows(x, rounds, None))
     if isinstance(weight, Fp8Weight):
         stored = lax.bitcast_convert_type(stored, jnp.uint8)
     plan = _Plan(
@@ -156,13 +130,15 @@ def in_blocks(
         tile=TILE_OUTPUTS,
         sources=sources,
         scatters=scattered is not None,
-        gated=gated,
+        gated=layer.gated,
         format=form,
     )
     return pl.pallas_call(
         functools.partial(_kernel, plan=plan),
         grid=(blocks.groups.shape[0], -(-outputs // plan.tile)),
-        out_shape=result_like(operand, (scattered or blocks.rows.shape[0], outputs), out_dtype),
+        out_shape=result_like(
+            operand, (scattered or blocks.rows.shape[0], outputs), layer.out_dtype
+        ),
         compiler_params=plt.CompilerParams(
             num_warps=4, num_stages=4 if blocks.size <= FEW_ROWS else 3
         ),
@@ -180,27 +156,15 @@ def in_blocks(
 
 def grouped_linear(
     x: jax.Array,  # [M, K]
-    weight: Weight,  # [E, N, K]
     sizes: jax.Array,  # int32[E]
+    layer: Layer,
     *,
-    scale: jax.Array | None,  # float32[E, N]
-    activations: str,
-    gated: bool,
-    out_dtype: jnp.dtype,
     interpret: Any = None,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """As `pallas_kernels.grouped_linear`."""
+    if layer.activations == "fp8":
+        raise KernelError("activations", "'fp8'", "'float' or 'int8' with the triton backend")
     rows = x.shape[0]
-    out = in_blocks(
-        x,
-        weight,
-        blocks_of(jnp.arange(rows, dtype=jnp.int32), sizes),
-        scale=scale,
-        activations=activations,
-        sources=1,
-        scattered=rows,
-        gated=gated,
-        out_dtype=out_dtype,
-        interpret=interpret,
-    )
+    blocks = blocks_of(jnp.arange(rows, dtype=jnp.int32), sizes)
+    out = in_blocks(x, blocks, layer, sources=1, scattered=rows, interpret=interpret)
     return jnp.where(jnp.arange(rows)[:, None] < sizes.sum(), out, 0)

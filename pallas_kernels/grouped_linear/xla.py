@@ -14,8 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.grouped_linear.weights import of_group, sizes_of
-from pallas_kernels.linear.api import Weight
+from pallas_kernels.grouped_linear.layer import Layer
 from pallas_kernels.linear.xla import linear
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 128  # rows
@@ -23,29 +22,19 @@ SMALLEST_BLOCK, LARGEST_BLOCK = 8, 128  # rows
 
 def grouped_linear(
     x: jax.Array,  # [M, K]
-    weight: Weight,  # [E, N, K]
     sizes: jax.Array,  # int32[E]
-    *,
-    scale: jax.Array | None,  # float32[E, N]
-    activations: str,
-    gated: bool,
-    out_dtype: jnp.dtype,
+    layer: Layer,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """As `pallas_kernels.grouped_linear`."""
-    run = partial(in_blocks, activations=activations, gated=gated, out_dtype=out_dtype)
-    counted, fixed = (partial(run, is_counted=choice) for choice in (True, False))
-    return jax.lax.platform_dependent(x, weight, sizes, scale, cuda=fixed, default=counted)
+    counted, fixed = (partial(in_blocks, is_counted=choice) for choice in (True, False))
+    return jax.lax.platform_dependent(x, sizes, layer, cuda=fixed, default=counted)
 
 
 def in_blocks(
     x: jax.Array,  # [M, K]
-    weight: Weight,  # [E, N, K]
     sizes: jax.Array,  # int32[E]
-    scale: jax.Array | None,  # float32[E, N]
+    layer: Layer,
     *,
-    activations: str = "float",
-    gated: bool,
-    out_dtype: jnp.dtype,
     is_counted: bool,
     product: Callable[..., jax.Array] = linear,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
@@ -53,12 +42,11 @@ def in_blocks(
 
     `product` is a linear layer, which is told how many rows of a block are its group's.
     """
-    rows, (groups, outputs) = x.shape[0], sizes_of(weight)
+    rows, groups = x.shape[0], len(sizes)
     block = block_rows(rows, groups)
     blocks = -(-sizes // block)
     block_ends, row_ends = jnp.cumsum(blocks), jnp.cumsum(sizes)
     padded = jnp.pad(x, ((0, block), (0, 0)))
-    width = outputs // 2 if gated else outputs
 
     def body(index: jax.Array, out: jax.Array) -> jax.Array:
         group = jnp.minimum(
@@ -69,21 +57,15 @@ def in_blocks(
         # blocks that are not needed fall on rows behind the last group
         start = jnp.where(index < block_ends[-1], start, row_ends[-1])
         own = jnp.clip(row_ends[group] - start, 0, block)
-        result = product(
+        result = layer.product(
+            product,
             jax.lax.dynamic_slice_in_dim(padded, start, block),
-            of_group(weight, group),
-            scale=None if scale is None else scale[group],
-            activations=activations,
-            bias=None,
-            norm=None,
-            residual=None,
-            gated=gated,
-            out_dtype=out_dtype,
+            group,
             live=jnp.stack([jnp.zeros_like(own), own])[None],
         )
         return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
 
-    out = jnp.zeros((rows + block, width), out_dtype)
+    out = jnp.zeros((rows + block, layer.width), layer.out_dtype)
     stop = block_ends[-1] if is_counted else rows // block + min(rows, groups)
     out = jax.lax.fori_loop(0, stop, body, out)[:rows]
     return jnp.where(jnp.arange(rows)[:, None] < row_ends[-1], out, 0)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backends import resolve
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 
 
 def kept_threshold(
@@ -25,7 +25,8 @@ def kept_threshold(
     min_p keeps tokens with at least min_p times the largest weight. top_k keeps every token with
     at least the k-th largest weight, ties included. top_p renormalises over what is left and keeps
     the smallest set of tokens, ties at its border included, that holds at least top_p; never less
-    than one token. A row's result depends on that row alone.
+    than one token. A row's result depends on that row alone; but on a GPU few rows are summed in
+    another order than many, which may move a border of top_p within the bound below.
 
     The bound is one of those that keep these tokens. top_k and min_p are exact; the set of top_p is
     that of float64 sums unless the mass at its border is within 1e-6 of top_p.
@@ -53,9 +54,7 @@ def kept_threshold(
         ("top_p", top_p, rows, jnp.float32),
         ("min_p", min_p, rows, jnp.float32),
     ):
-        if array.shape != shape or array.dtype != dtype:
-            allowed = f"{jnp.dtype(dtype)}{list(shape)}"
-            raise KernelError(name, f"{array.dtype}{list(array.shape)}", allowed)
+        check_array(name, array, dtype, shape)
     chosen = resolve("threshold", backend)
     of_kernel = chosen.options(interpret=interpret)
     return chosen.load().kept_threshold(weights, top_k, top_p, min_p, **of_kernel)

@@ -1,4 +1,4 @@
-"""kept_threshold for NVIDIA GPUs, by Pallas' Triton backend: one thread block a row.
+"""kept_threshold for NVIDIA GPUs, by Pallas' Triton backend: one thread block a row, or several.
 
 Two bounds of a row are sought: the floor, which top-k and min-p set, and the border of top-p. The
 border's mass is relative to the tokens that the floor keeps. Each bound lies between two float32
@@ -16,18 +16,23 @@ So a row is read at most COUNTS + 1 times, and not at all where every filter is 
 the cache unless many more than LISTED tokens lie between the last ends, which are a factor of about
 33/32 apart for bounds above 2^-24 of the row's largest weight, and of about 3 below.
 
+Rows that are so few that most of the chip would wait are divided among PIECES thread blocks each:
+every count is a kernel, and so are the listing and the halving. Each block begins by adding up what
+those of the kernels before have found. A kernel with nothing to do ends.
+
 Exactness. Counts are integers. Sums that decide while counting are plain float32, and an end moves
 only where it would at any sums within their bound of error. Sums that decide in the end are exact
 but for the sums of GROUP = 8 weights (3 roundings), the product with top_p and one difference: 4
 roundings of the total, 3 of the mass, 2^-24 of either each, together less than 5e-7 of the total.
-Every sum has one fixed order, which depends on V alone.
+Every sum has one fixed order, which depends on V alone and on whether rows are divided.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -39,10 +44,12 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
+from pallas_kernels.multiprocessors import multiprocessors
 
 WARPS = 16
 LANES = 32 * WARPS  # a lane is a thread: what a lane has put on the list, it alone reads again
 GROUP = 8  # loads of a lane that are under way together
+PIECES = 8  # of a row that is divided
 COUNTS = 3
 HALF = 7  # pivots for each of the two bounds
 PIVOTS = 2 * HALF
@@ -130,7 +137,7 @@ def _across(total: Sum) -> Sum:
     return upper.sum(), ((high - upper) + low).sum()
 
 
-def _pivots(floor: Span, border: Span, is_first: jax.Array) -> list[jax.Array]:
+def _pivots(floor: Span, border: Span, is_first: jax.Array | bool) -> list[jax.Array]:
     """Bits of the bounds to try: with every second power of two, the row's least bound."""
     alone = (~(floor.is_open & border.is_open)).astype(jnp.int32)
     pivots = list[jax.Array]()
@@ -147,33 +154,44 @@ def _pivots(floor: Span, border: Span, is_first: jax.Array) -> list[jax.Array]:
     return pivots
 
 
-def _kernel(
-    weights: Any,  # float32[R, V]
-    top_k_ref: Any,  # int32[R]
-    top_p_ref: Any,  # float32[R]
-    min_p_ref: Any,  # float32[R]
-    out: Any,  # float32[R]
-    listed: Any,  # float32[R, steps * GROUP * LANES]
-) -> None:
-    row, vocab = pl.program_id(0), weights.shape[1]
-    lane = jnp.arange(LANES)
-    steps = -(-vocab // (GROUP * LANES))
-    # of a plain sum: of a lane, of a group in it, across the lanes; of either side of a comparison
-    margin = 4 * (steps + GROUP + math.log2(LANES)) * 2.0**-24
-    top_k, top_p = top_k_ref[row], top_p_ref[row]
-    wanted = jnp.where((top_k > 0) & (top_k < vocab), top_k, vocab + 1)
-    no_ints, no_floats = jnp.zeros(LANES, jnp.int32), jnp.zeros(LANES, jnp.float32)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The tokens of a row that a program reads: every so many tiles of LANES.
 
-    def tiles(step: jax.Array) -> list[jax.Array]:
-        places = [(step * GROUP + n) * LANES + lane for n in range(GROUP)]
-        return [plt.load(weights.at[row, p], mask=p < vocab, other=ABSENT) for p in places]
+    Attributes:
+        weights: float32[R, V].
+        row: index of the row.
+        piece: index of the part.
+        pieces: number of parts.
+    """
 
-    def measured(pivots: list[jax.Array]) -> list[Span]:
+    weights: Any
+    row: Any
+    piece: Any = 0
+    pieces: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Groups of tiles of a part."""
+        return -(-self.weights.shape[1] // (self.pieces * GROUP * LANES))
+
+    def place(self, tile: Any) -> jax.Array:
+        """Where a tile of the part lies in the row."""
+        return (tile * self.pieces + self.piece) * LANES + jnp.arange(LANES)
+
+    def tiles(self, step: jax.Array) -> list[jax.Array]:
+        """The weights of a group, ABSENT behind the end of the row."""
+        places = [self.place(step * GROUP + n) for n in range(GROUP)]
+        vocab = self.weights.shape[1]
+        refs = [(self.weights.at[self.row, place], place < vocab) for place in places]
+        return [plt.load(ref, mask=mask, other=ABSENT) for ref, mask in refs]
+
+    def measured(self, pivots: list[jax.Array]) -> list[Span]:
         """One read: the number and the mass of the tokens that reach each pivot."""
         bounds = [_float(pivot) for pivot in pivots]
 
         def step(index: jax.Array, sums: tuple[list[jax.Array], ...]) -> tuple[Any, ...]:
-            parts = tiles(index)
+            parts = self.tiles(index)
             counts, masses = list(sums[0]), list(sums[1])
             for n, bound in enumerate(bounds):
                 # 1.0 or 0.0: one comparison, one addition and one fused multiply-add a weight
@@ -182,79 +200,163 @@ def _kernel(
                 masses[n] += sum(hit * x for hit, x in zip(reached, parts))
             return counts, masses
 
-        start = ([no_floats] * PIVOTS, [no_floats] * PIVOTS)
-        counts, masses = lax.fori_loop(0, steps, step, start)
-        found = []
-        for pivot, lane_counts, lane_masses in zip(pivots, counts, masses, strict=True):
-            count, mass = lane_counts.astype(jnp.int32).sum(), lane_masses.sum()
-            found.append(Span(pivot, pivot, count, count, mass, mass))
-        return found
+        none = [jnp.zeros(LANES, jnp.float32)] * PIVOTS
+        counts, masses = lax.fori_loop(0, self.steps, step, (none, none))
+        return [
+            _tried(pivot, count.astype(jnp.int32).sum(), mass.sum())
+            for pivot, count, mass in zip(pivots, counts, masses, strict=True)
+        ]
 
-    def narrowed(state: tuple[jax.Array, Span, Span]) -> tuple[jax.Array, Span, Span]:
-        done, floor, border = state
-        tried = measured(_pivots(floor, border, done == 0))
-        sought = floor.is_open
+
+class _Search(NamedTuple):
+    """What is sought in a row, and what is known of it.
+
+    Attributes:
+        wanted: tokens that reach the floor; more than there are where top-k is off.
+        top_p: share of the floor's mass.
+        margin: of either side of a comparison of plain sums.
+        floor, border: the spans.
+    """
+
+    wanted: jax.Array
+    top_p: jax.Array
+    margin: float
+    floor: Span
+    border: Span
+
+    @staticmethod
+    def of(part: _Part, top_k: Any, top_p: Any, min_p: Any) -> _Search:
+        """At the beginning, by the references to the filters of all rows."""
+        vocab, row = part.weights.shape[1], part.row
+        # of a plain sum: of a lane, of a group in it, across the lanes, of the pieces
+        terms = part.steps + GROUP + math.log2(LANES) + part.pieces - 1
+        wanted = jnp.where((top_k[row] > 0) & (top_k[row] < vocab), top_k[row], vocab + 1)
+        start = _bits(jnp.maximum(min_p[row], 0.0))
+        span = Span(
+            start, jnp.int32(ONE_BITS + 1), jnp.int32(vocab), jnp.int32(0),
+            jnp.float32(math.inf), jnp.float32(0.0),
+        )  # fmt: skip
+        floor, border = span.closed_where(wanted > vocab), span.closed_where(top_p[row] >= 1.0)
+        return _Search(wanted, top_p[row], 4 * terms * 2.0**-24, floor, border)
+
+    @property
+    def counts_on(self) -> jax.Array:
+        """Whether so many tokens are left that one more read pays."""
+        return self.floor.between + self.border.between > LISTED
+
+    def narrowed(self, tried: list[Span]) -> _Search:
+        """With what is known of some pivots."""
+        floor, border, sought = self.floor, self.border, self.floor.is_open
         for pivot in tried:
-            enough = pivot.low_count >= wanted
+            enough = pivot.low_count >= self.wanted
             same = pivot.low == floor.low
             floor = floor.moved(pivot, same | (sought & enough), sought & ~enough)
         # no more tokens than top_k reach the low end: it is a floor
-        floor = floor.closed_where(floor.low_count <= wanted)
+        floor = floor.closed_where(floor.low_count <= self.wanted)
         least = jnp.where(floor.is_open, floor.high_mass, floor.low_mass)
-        enough_for_all = top_p * floor.low_mass * (1.0 + margin)
-        too_little_for_any = top_p * least * (1.0 - margin)
+        enough_for_all = self.top_p * floor.low_mass * (1.0 + self.margin)
+        too_little_for_any = self.top_p * least * (1.0 - self.margin)
         sought = border.is_open
         for pivot in tried:
             # nothing below the floor is kept
             is_low = (pivot.low <= floor.low) | (pivot.low_mass >= enough_for_all)
             is_high = pivot.high_mass < too_little_for_any
             border = border.moved(pivot, sought & is_low, sought & is_high)
-        return done + 1, floor, border
+        return self._replace(floor=floor, border=border)
 
-    start = _bits(jnp.maximum(min_p_ref[row], 0.0))
-    span = Span(
-        start, jnp.int32(ONE_BITS + 1), jnp.int32(vocab), jnp.int32(0),
-        jnp.float32(math.inf), jnp.float32(0.0),
-    )  # fmt: skip
-    floor, border = span.closed_where(wanted > vocab), span.closed_where(top_p >= 1.0)
-    _, floor, border = lax.while_loop(
-        lambda state: (state[0] < COUNTS) & (state[1].between + state[2].between > LISTED),
-        narrowed,
-        (jnp.int32(0), floor, border),
-    )
+    def after(self, counted: Sequence[tuple[Any, Any]], row: Any) -> _Search:
+        """With what the kernels that counted have left: [R, PIVOTS, PIECES] of each piece."""
+        search, piece = self, jnp.arange(PIECES)
+        for number, found in enumerate(counted):
+            pivots = _pivots(search.floor, search.border, number == 0)
+            tried = [
+                _tried(pivot, *(plt.load(each.at[row, n, piece]).sum() for each in found))
+                for n, pivot in enumerate(pivots)
+            ]
+            moved, counts_on = search.narrowed(tried), search.counts_on
+            floor, border = (
+                Span(*(jnp.where(counts_on, *ends) for ends in zip(new, old, strict=True)))
+                for new, old in ((moved.floor, search.floor), (moved.border, search.border))
+            )
+            search = search._replace(floor=floor, border=border)
+        return search
 
-    floor_end = _float(jnp.where(floor.is_open, floor.high, floor.low))
-    border_end = _float(border.high)
-    # a span that is closed holds no token
-    floor_low = jnp.where(floor.is_open, _float(floor.low), floor_end)
-    border_low = jnp.where(border.is_open, _float(border.low), border_end)
+    @property
+    def listed(self) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+        """From where to below where the tokens of the floor's and the border's span are; a span
+        that is closed holds none."""
+        floor_end = _float(jnp.where(self.floor.is_open, self.floor.high, self.floor.low))
+        border_end = _float(self.border.high)
+        floor_low = jnp.where(self.floor.is_open, _float(self.floor.low), floor_end)
+        border_low = jnp.where(self.border.is_open, _float(self.border.low), border_end)
+        return (floor_low, floor_end), (border_low, border_end)
 
-    def listing(index: jax.Array, state: tuple[jax.Array, Sum, Sum]) -> tuple[jax.Array, Sum, Sum]:
+
+class _Listed(NamedTuple):
+    """What a lane has put on the list, and its share of the mass above.
+
+    Attributes:
+        held: int32[LANES], tokens on the list.
+        kept, above: of the tokens from the floor's and from the border's end up.
+    """
+
+    held: jax.Array
+    kept: Sum
+    above: Sum
+
+
+def _tried(pivot: jax.Array, count: jax.Array, mass: jax.Array) -> Span:
+    return Span(pivot, pivot, count, count, mass, mass)
+
+
+def _list(part: _Part, search: _Search, listed: Any) -> _Listed:
+    """One read, where anything is left to find: puts the tokens of the spans on the list."""
+    (floor_low, floor_end), (border_low, border_end) = search.listed
+
+    def step(index: jax.Array, state: _Listed) -> _Listed:
         held, kept, above = state
-        parts = tiles(index)
+        parts = part.tiles(index)
         for x in parts:
             inside = ((x >= floor_low) & (x < floor_end)) | ((x >= border_low) & (x < border_end))
             inside &= x > 0.0
-            plt.store(listed.at[row, held * LANES + lane], x, mask=inside)
+            plt.store(listed.at[part.row, part.place(held)], x, mask=inside)
             held += inside.astype(jnp.int32)
         kept = _add(kept, _pairwise([jnp.where(x >= floor_end, x, 0.0) for x in parts]))
         above = _add(above, _pairwise([jnp.where(x >= border_end, x, 0.0) for x in parts]))
-        return held, kept, above
+        return _Listed(held, kept, above)
 
-    none = (no_floats, no_floats)
-    is_open = floor.is_open | border.is_open
-    held, kept, above = lax.fori_loop(
-        0, is_open.astype(jnp.int32) * steps, listing, (no_ints, none, none)
-    )
-    length = held.max()
+    no_ints, no_floats = jnp.zeros(LANES, jnp.int32), jnp.zeros(LANES, jnp.float32)
+    none = _Listed(no_ints, (no_floats, no_floats), (no_floats, no_floats))
+    is_open = search.floor.is_open | search.border.is_open
+    return lax.fori_loop(0, is_open.astype(jnp.int32) * part.steps, step, none)
+
+
+def _bound(parts: list[_Part], search: _Search, found: list[_Listed], listed: Any) -> jax.Array:
+    """The row's bound, by halving on the lists of its parts."""
+    floor, border = search.floor, search.border
+    (_, floor_end), (_, border_end) = search.listed
+    kept, above = found[0].kept, found[0].above
+    for one in found[1:]:
+        kept, above = (
+            (sums[0], sums[1] + more[1])
+            for total, more in ((kept, one.kept), (above, one.above))
+            for sums in (_add(total, more[0]),)
+        )
+    held = [one.held for one in found]
+    length = functools.reduce(jnp.maximum, held).max()
 
     def over_list(low: jax.Array, end: jax.Array, add: Callable[..., Any], total: Any) -> Any:
         """`total` and the tokens of the list from low to below end."""
 
         def one(index: jax.Array, total: Any) -> Any:
-            place = listed.at[row, index * LANES + lane]
-            x = plt.load(place, mask=index < held, other=ABSENT)
-            return add(total, x, (x >= low) & (x < end))
+            places = [listed.at[part.row, part.place(index)] for part in parts]
+            tokens = [
+                plt.load(place, mask=index < number, other=ABSENT)
+                for place, number in zip(places, held, strict=True)
+            ]
+            for x in tokens:
+                total = add(total, x, (x >= low) & (x < end))
+            return total
 
         return lax.fori_loop(0, length, one, total)
 
@@ -277,49 +379,140 @@ def _kernel(
         return _add(total, jnp.where(hit, x, 0.0))
 
     def counts(bound: jax.Array) -> jax.Array:
-        found = over_list(bound, floor_end, add_count, no_ints).sum()
-        return floor.high_count + found >= wanted
+        none = jnp.zeros(LANES, jnp.int32)
+        more = over_list(bound, floor_end, add_count, none).sum()
+        return floor.high_count + more >= search.wanted
 
     lowest = halved(floor, counts)
     high, low = _across(over_list(_float(lowest), floor_end, add_mass, kept))
 
     def weighs(bound: jax.Array) -> jax.Array:
         mass_high, mass_low = _across(over_list(bound, border_end, add_mass, above))
-        return (mass_high - top_p * high) + (mass_low - top_p * low) >= 0.0
+        return (mass_high - search.top_p * high) + (mass_low - search.top_p * low) >= 0.0
 
-    out[row] = _float(jnp.maximum(lowest, halved(border, weighs)))
+    return _float(jnp.maximum(lowest, halved(border, weighs)))
 
 
-@functools.partial(jax.jit, static_argnames="interpret")
+def _whole_kernel(
+    weights: Any,  # float32[R, V]
+    top_k: Any,  # int32[R]
+    top_p: Any,  # float32[R]
+    min_p: Any,  # float32[R]
+    out: Any,  # float32[R]
+    listed: Any,  # float32[R, steps * GROUP * LANES]
+) -> None:
+    part = _Part(weights, pl.program_id(0))
+
+    def counted(state: tuple[jax.Array, Span, Span]) -> tuple[jax.Array, Span, Span]:
+        done, floor, border = state
+        tried = part.measured(_pivots(floor, border, done == 0))
+        found = search._replace(floor=floor, border=border).narrowed(tried)
+        return done + 1, found.floor, found.border
+
+    search = _Search.of(part, top_k, top_p, min_p)
+    _, floor, border = lax.while_loop(
+        lambda state: (state[0] < COUNTS) & (state[1].between + state[2].between > LISTED),
+        counted,
+        (jnp.int32(0), search.floor, search.border),
+    )
+    search = search._replace(floor=floor, border=border)
+    out[part.row] = _bound([part], search, [_list(part, search, listed)], listed)
+
+
+def _count_kernel(weights: Any, top_k: Any, top_p: Any, min_p: Any, *refs: Any) -> None:
+    """`refs`: what was counted before, and int32 and float32[R, PIVOTS, PIECES] for this time."""
+    *earlier, counts, masses = refs
+    part = _Part(weights, pl.program_id(0), pl.program_id(1), PIECES)
+    search = _Search.of(part, top_k, top_p, min_p).after(_pairs(earlier), part.row)
+
+    @pl.when(search.counts_on)
+    def _() -> None:
+        pivots = _pivots(search.floor, search.border, not earlier)
+        for n, tried in enumerate(part.measured(pivots)):
+            counts[part.row, n, part.piece] = tried.low_count
+            masses[part.row, n, part.piece] = tried.low_mass
+
+
+def _list_kernel(weights: Any, top_k: Any, top_p: Any, min_p: Any, *refs: Any) -> None:
+    """`refs`: what was counted, and for int32[R, PIECES, LANES] numbers of listed tokens,
+    float32[R, 4, PIECES, LANES] sums and the list, float32[R, steps * PIECES * GROUP * LANES]."""
+    *counted, held, sums, listed = refs
+    part = _Part(weights, pl.program_id(0), pl.program_id(1), PIECES)
+    search = _Search.of(part, top_k, top_p, min_p).after(_pairs(counted), part.row)
+    found, lane = _list(part, search, listed), jnp.arange(LANES)
+    plt.store(held.at[part.row, part.piece, lane], found.held)
+    for n, number in enumerate((*found.kept, *found.above)):
+        plt.store(sums.at[part.row, n, part.piece, lane], number)
+
+
+def _settle_kernel(weights: Any, top_k: Any, top_p: Any, min_p: Any, *refs: Any) -> None:
+    """`refs`: what the other kernels left, and float32[R] for the bounds."""
+    *counted, held, sums, listed, out = refs
+    row, lane = pl.program_id(0), jnp.arange(LANES)
+    parts = [_Part(weights, row, piece, PIECES) for piece in range(PIECES)]
+    search = _Search.of(parts[0], top_k, top_p, min_p).after(_pairs(counted), row)
+    found = []
+    for piece in range(PIECES):
+        a, b, c, d = (plt.load(sums.at[row, n, piece, lane]) for n in range(4))
+        found.append(_Listed(plt.load(held.at[row, piece, lane]), (a, b), (c, d)))
+    out[row] = _bound(parts, search, found, listed)
+
+
+def _pairs(refs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Counts and masses of each time."""
+    return list(zip(refs[::2], refs[1::2], strict=True))
+
+
+def is_divided(rows: int) -> bool:
+    """Whether so few rows are divided, on the GPU that is traced for."""
+    return rows * PIECES <= multiprocessors()
+
+
+@functools.partial(jax.jit, static_argnames=("divided", "interpret"))
 def kept_threshold(
     weights: jax.Array,  # float32[R, V]
     top_k: jax.Array,  # int32[R]
     top_p: jax.Array,  # float32[R]
     min_p: jax.Array,  # float32[R]
     *,
+    divided: bool | None = None,
     interpret: bool | None = None,
 ) -> jax.Array:  # float32[R]
     """The bounds of `pallas_kernels.kept_threshold` on an NVIDIA GPU.
 
     Args:
+        divided: whether a row is divided among thread blocks; None: `is_divided`.
         interpret: True runs Pallas' interpreter; None compiles for the GPU.
 
     Raises:
         KernelError: there are more weights than the kernel can address.
     """
     rows, vocab = weights.shape
-    room = pl.cdiv(vocab, GROUP * LANES) * GROUP * LANES
+    divided = is_divided(rows) if divided is None else divided
+    tile = GROUP * LANES * (PIECES if divided else 1)
+    room = pl.cdiv(vocab, tile) * tile
     if rows * room >= 2**31:
         raise KernelError("weights.shape", weights.shape, "fewer than 2^31 weights, rows padded")
-    bounds, _ = pl.pallas_call(
-        _kernel,
-        grid=(rows,),
-        out_shape=(
-            result_like(weights, (rows,), jnp.float32),
-            result_like(weights, (rows, room), jnp.float32),
-        ),
-        compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=1),
-        interpret=interpreter.is_used_by_triton(interpret),
-        name="kept_threshold",
-    )(weights, top_k, top_p, min_p)
-    return bounds
+
+    def call(kernel: Any, grid: tuple[int, ...], given: list[jax.Array], *results: Any) -> Any:
+        shapes = [result_like(weights, (rows, *shape), dtype) for shape, dtype in results]
+        return pl.pallas_call(
+            kernel,
+            grid=(rows, *grid),
+            out_shape=shapes,
+            compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=1),
+            interpret=interpreter.is_used_by_triton(interpret),
+            name="kept_threshold",
+        )(weights, top_k, top_p, min_p, *given)
+
+    bounds, ints, floats = ((), jnp.float32), jnp.int32, jnp.float32
+    the_list = ((room,), floats)
+    if not divided:
+        return call(_whole_kernel, (), [], bounds, the_list)[0]
+    found: list[jax.Array] = []
+    for _ in range(COUNTS):
+        sums = [((PIVOTS, PIECES), dtype) for dtype in (ints, floats)]
+        found += call(_count_kernel, (PIECES,), found, *sums)
+    lanes = (PIECES, LANES)
+    found += call(_list_kernel, (PIECES,), found, (lanes, ints), ((4, *lanes), floats), the_list)
+    return call(_settle_kernel, (), found, bounds)[0]

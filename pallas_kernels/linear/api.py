@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from pallas_kernels.backends import OPERATIONS, resolve
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.native.paths import Path
 from pallas_kernels.native.weights import NativeWeight
 from pallas_kernels.pages import FLOAT_DTYPES
@@ -227,20 +227,16 @@ def _check(
         outputs = weight.shape[0]
         if (scale is not None) != (weight.dtype in EIGHT_BITS):
             raise KernelError("scale", scale, "given exactly for an 8-bit weight")
-    if scale is not None and (scale.shape != (outputs,) or scale.dtype != jnp.float32):
-        raise KernelError("scale", f"{scale.dtype}{scale.shape}", f"float32[{outputs}]")
-    if bias is not None and (bias.shape != (outputs,) or bias.dtype != x.dtype):
-        raise KernelError("bias", f"{bias.dtype}{bias.shape}", f"{x.dtype}[{outputs}]")
-    if norm is not None and (norm.weight.shape != x.shape[1:] or norm.weight.dtype != x.dtype):
-        raise KernelError(
-            "norm.weight", f"{norm.weight.dtype}{norm.weight.shape}", f"{x.dtype}[{x.shape[1]}]"
-        )
+    if scale is not None:
+        check_array("scale", scale, jnp.float32, (outputs,))
+    if bias is not None:
+        check_array("bias", bias, x.dtype, (outputs,))
+    if norm is not None:
+        check_array("norm.weight", norm.weight, x.dtype, x.shape[1:])
     if gated and outputs % 2:
         raise KernelError("outputs", outputs, "an even number of outputs when gated")
     if out_dtype not in FLOAT_DTYPES:
         raise KernelError("out_dtype", out_dtype, "float32, float16 or bfloat16")
-    wanted = (x.shape[0], outputs // 2 if gated else outputs)
-    if residual is not None and (residual.shape != wanted or residual.dtype != out_dtype):
-        raise KernelError(
-            "residual", f"{residual.dtype}{residual.shape}", f"{out_dtype}{list(wanted)}"
-        )
+    if residual is not None:
+        wanted = (x.shape[0], outputs // 2 if gated else outputs)
+        check_array("residual", residual, out_dtype, wanted)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pallas_kernels import coverage
 from pallas_kernels.backends import resolve
 from pallas_kernels.backends.record import Tuning
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.paged_attention.lanes import PrefillLanes
 from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.queries import MAX_QUERIES
@@ -169,7 +169,7 @@ def paged_prefill_attention(
         q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
     for name, vector in zip(PrefillLanes._fields, lanes):
-        _check_vector(f"lanes.{name}", vector, page_table.shape[0])
+        check_array(f"lanes.{name}", vector, jnp.int32, page_table.shape[:1])
     of_kernel = chosen.options(tuning=tuning, interpret=interpret)
     if chosen.interprets:
         coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
@@ -219,8 +219,8 @@ def checked_options(
         raise KernelError("soft_cap", soft_cap, "None, or above 0")
     if window is not None and window < 1:
         raise KernelError("window", window, "None, or at least 1 token")
-    if sinks is not None and (sinks.shape != (heads,) or sinks.dtype != jnp.float32):
-        raise KernelError("sinks", f"{sinks.dtype}{sinks.shape}", f"float32[{heads}]")
+    if sinks is not None:
+        check_array("sinks", sinks, jnp.float32, (heads,))
     check_scales(kv_pages, k_scale, v_scale)
     if not 0 <= first_page < kv_pages.shape[0]:
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
@@ -274,7 +274,7 @@ def check_queries(q: jax.Array, query_lens: jax.Array | None) -> None:
             f"{query_lens.dtype}{query_lens.shape}",
             "None, or with q [rows, queries, heads, head_dim]",
         )
-    _check_vector("query_lens", query_lens, q.shape[0])
+    check_array("query_lens", query_lens, jnp.int32, q.shape[:1])
 
 
 def with_query_lens(
@@ -295,11 +295,6 @@ def check_slots(q: jax.Array, page_table: jax.Array, kv_lens: jax.Array) -> None
     Raises:
         KernelError: one is not.
     """
-    _check_vector("kv_lens", kv_lens, q.shape[0])
+    check_array("kv_lens", kv_lens, jnp.int32, q.shape[:1])
     if page_table.shape[0] != q.shape[0]:
         raise KernelError("page_table.shape", page_table.shape, f"[{q.shape[0]}, pages]")
-
-
-def _check_vector(name: str, vector: jax.Array, size: int) -> None:
-    if vector.shape != (size,) or vector.dtype != jnp.int32:
-        raise KernelError(name, f"{vector.dtype}{vector.shape}", f"int32[{size}]")

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.backends import resolve
 from pallas_kernels.backends.record import Tuning
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.quantized_matmul import coverage
 from pallas_kernels.quantized_matmul.activations import (
     RoundedRows,
@@ -54,8 +54,7 @@ def _check(x: Rows, weight: QuantizedWeight, activations: str, out_dtype: jnp.dt
 def _check_input_scale(scale: jax.Array, activations: str) -> None:
     if activations == "float":
         raise KernelError("input_scale", "given", "for activations that are rounded")
-    if scale.shape != (1,) or scale.dtype != jnp.float32:
-        raise KernelError("input_scale", f"{scale.dtype}{scale.shape}", "float32[1]")
+    check_array("input_scale", scale, jnp.float32, (1,))
 
 
 def _check_tuning(tuning: Tuning) -> None:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 
 PIECE = 64  # words of a block, and so the inputs that the same nibble of them holds
 NIBBLES = 4  # of a word
@@ -117,56 +117,24 @@ def check_weight(weight: QuantizedWeight, inputs: int) -> None:
     Raises:
         KernelError: they do not fit each other; names the field.
     """
-    if isinstance(weight, Int4Weight):
-        _check_int4(weight, inputs)
-        return
-    if isinstance(weight, Int8Weight):
-        dtype, scalar = jnp.dtype("int8"), False
-    elif isinstance(weight, Fp8Weight):
-        dtype, scalar = jnp.dtype(FP8), True
-    else:
+    if not isinstance(weight, (Int4Weight, Int8Weight, Fp8Weight)):
         raise KernelError("weight", type(weight).__name__, "Int8Weight, Int4Weight or Fp8Weight")
-    values, scale = weight
-    if values.dtype != dtype or values.ndim != 2 or values.shape[1] != inputs:
-        raise KernelError(
-            "weight.values", f"{values.dtype}{values.shape}", f"{dtype}[outputs, {inputs}]"
-        )
-    shapes = [values.shape[:1], ()] if scalar else [values.shape[:1]]
-    if scalar and inputs % FP8_GROUP == 0:
-        shapes.append((inputs // FP8_GROUP, values.shape[0]))
-    if scale.dtype != jnp.float32 or scale.shape not in shapes:
-        raise KernelError(
-            "weight.scale",
-            f"{scale.dtype}{scale.shape}",
-            " or ".join(f"float32{list(shape)}" for shape in shapes),
-        )
-
-
-def _check_int4(weight: Int4Weight, inputs: int) -> None:
-    packed, scales, zeros = weight
-    columns = packed_columns(inputs)
-    if packed.dtype != jnp.uint16 or packed.ndim != 2 or packed.shape[1] != columns:
-        raise KernelError(
-            "weight.packed",
-            f"{packed.dtype}{packed.shape}",
-            f"uint16[outputs, {columns}] for {inputs} inputs",
-        )
-    groups = [inputs // group for group in GROUPS if inputs % group == 0] + [1]
-    if (
-        scales.dtype != jnp.float32
-        or scales.ndim != 2
-        or scales.shape[0] not in groups
-        or scales.shape[1] != packed.shape[0]
-    ):
-        raise KernelError(
-            "weight.scales",
-            f"{scales.dtype}{scales.shape}",
-            f"float32[groups, {packed.shape[0]}] with groups of 32, 64, 128 or all {inputs} inputs",
-        )
-    if zeros is not None and (zeros.dtype != jnp.uint8 or zeros.shape != scales.shape):
-        raise KernelError(
-            "weight.zeros", f"{zeros.dtype}{zeros.shape}", f"uint8{list(scales.shape)} or None"
-        )
+    outputs = outputs_of(weight)
+    if isinstance(weight, Int4Weight):
+        columns = packed_columns(inputs)
+        check_array("weight.packed", weight.packed, jnp.uint16, (outputs, columns))
+        groups = [inputs // group for group in GROUPS if inputs % group == 0] + [1]
+        shapes = [(number, outputs) for number in groups]
+        check_array("weight.scales", weight.scales, jnp.float32, *shapes)
+        if weight.zeros is not None:
+            check_array("weight.zeros", weight.zeros, jnp.uint8, weight.scales.shape)
+        return
+    is_fp8 = isinstance(weight, Fp8Weight)
+    check_array("weight.values", weight.values, FP8 if is_fp8 else jnp.int8, (outputs, inputs))
+    allowed: list[tuple[int, ...]] = [(outputs,)]
+    if is_fp8:
+        allowed += [()] if inputs % FP8_GROUP else [(), (inputs // FP8_GROUP, outputs)]
+    check_array("weight.scale", weight.scale, jnp.float32, *allowed)
 
 
 def _check_matrix(weight: jax.Array) -> jax.Array:

@@ -22,7 +22,6 @@ from pallas_kernels.quantized_matmul.formats import (
     Fp8Weight,
     Int4Weight,
     Int8Weight,
-    QuantizedWeight,
 )
 
 
@@ -60,7 +59,7 @@ class TileOperands(NamedTuple):
     row_scale: Any
 
 
-def kind_of(weight: jax.Array | QuantizedWeight) -> str:
+def kind_of(weight: object) -> str:
     """The kind of a weight's elements, as `TileFormat` has it."""
     kinds = {Int4Weight: "int4", Int8Weight: "int8", Fp8Weight: "fp8"}
     return kinds.get(type(weight), "float")

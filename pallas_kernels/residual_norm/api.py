@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backends import resolve
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.pages import FLOAT_DTYPES
 from pallas_kernels.quantized_matmul import Rounding, Rows
@@ -53,12 +53,7 @@ def residual_norm(
         raise KernelError("product.shape", product.shape, f"[parts, {residual.shape}]")
     if product.dtype not in (residual.dtype, jnp.float32):
         raise KernelError("product.dtype", product.dtype, f"float32 or {residual.dtype}")
-    if norm.weight.shape != residual.shape[1:] or norm.weight.dtype != residual.dtype:
-        raise KernelError(
-            "norm.weight",
-            f"{norm.weight.dtype}{norm.weight.shape}",
-            f"{residual.dtype}[{residual.shape[1]}]",
-        )
+    check_array("norm.weight", norm.weight, residual.dtype, residual.shape[1:])
     chosen = resolve("residual_norm", backend)
     options = chosen.options(interpret=interpret)
     normed, stream = chosen.load().residual_norm(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backends import resolve
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.pages import FLOAT_DTYPES
 
@@ -40,7 +40,6 @@ def split_rotate(
         raise KernelError("qkv.dtype", qkv.dtype, "float32, float16 or bfloat16")
     half = (qkv.shape[0], qkv.shape[3] // 2)
     for name, table in (("cos", cos), ("sin", sin)):
-        if table.shape != half or table.dtype != jnp.float32:
-            raise KernelError(name, f"{table.dtype}{table.shape}", f"float32{list(half)}")
+        check_array(name, table, jnp.float32, half)
     chosen = resolve("rotary", backend)
     return chosen.load().split_rotate(qkv, cos, sin, q_norm=q_norm, k_norm=k_norm)

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels import coverage
 from pallas_kernels.backends import resolve
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.pages import FLOAT_DTYPES, POOL_DTYPES, POOL_DTYPES_TEXT
 
@@ -57,14 +57,8 @@ def rotate_and_write(
     rounded = jnp.dtype(dtype)
     _check(qkv, cos, sin, kv_pages, page_ids, offsets, rounded)
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if norm is not None and (
-            norm.weight.shape != qkv.shape[4:] or norm.weight.dtype != rounded
-        ):
-            raise KernelError(
-                f"{name}.weight",
-                f"{norm.weight.dtype}{norm.weight.shape}",
-                f"{rounded}[{qkv.shape[4]}]",
-            )
+        if norm is not None:
+            check_array(f"{name}.weight", norm.weight, rounded, qkv.shape[4:])
     if not 0 <= first_page < kv_pages.shape[0]:
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
     chosen = resolve("rotate_and_write", backend)
@@ -113,10 +107,7 @@ def _check(
         raise KernelError("qkv.dtype", qkv.dtype, f"float32 or {dtype}")
     _, tokens, kv_heads, _, head_dim = qkv.shape
     for name, table in (("cos", cos), ("sin", sin)):
-        if table.shape != (tokens, head_dim // 2) or table.dtype != jnp.float32:
-            raise KernelError(
-                name, f"{table.dtype}{table.shape}", f"float32[{tokens}, {head_dim // 2}]"
-            )
+        check_array(name, table, jnp.float32, (tokens, head_dim // 2))
     if kv_pages.ndim != 5 or kv_pages.shape[2:] != (2, kv_heads, head_dim):
         raise KernelError(
             "kv_pages.shape", kv_pages.shape, f"[pages, page_size, 2, {kv_heads}, {head_dim}]"
@@ -124,5 +115,4 @@ def _check(
     if kv_pages.dtype not in POOL_DTYPES:
         raise KernelError("kv_pages.dtype", kv_pages.dtype, POOL_DTYPES_TEXT)
     for name, index in (("page_ids", page_ids), ("offsets", offsets)):
-        if index.shape != (tokens,) or index.dtype != jnp.int32:
-            raise KernelError(name, f"{index.dtype}{index.shape}", f"int32[{tokens}]")
+        check_array(name, index, jnp.int32, (tokens,))

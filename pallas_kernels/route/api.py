@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backends import resolve
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.grouped_linear.blocks import Blocks
 from pallas_kernels.route.coverage import RouteShape
 
@@ -46,8 +46,7 @@ def route(
     if scores.ndim != 2 or scores.dtype != jnp.float32:
         raise KernelError("scores", f"{scores.dtype}{scores.shape}", "float32[tokens, experts]")
     tokens, groups = scores.shape
-    if live.shape != (tokens,) or live.dtype != jnp.bool_:
-        raise KernelError("live", f"{live.dtype}{live.shape}", f"bool[{tokens}]")
+    check_array("live", live, jnp.bool_, (tokens,))
     if not 1 <= choices <= groups:
         raise KernelError("choices", choices, f"1 to {groups}")
     shape = RouteShape(tokens, groups)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backends import resolve
-from pallas_kernels.errors import KernelError
+from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.pages import (
     FLOAT_DTYPES,
     POOL_DTYPES,
@@ -220,11 +220,10 @@ def _check_scales(
                 None if scale is None else f"{scale.dtype}{scale.shape}",
                 f"given exactly for int8 and float8_e4m3fn pages, these are {kv_pages.dtype}",
             )
-        if scale is not None and (scale.shape != () or scale.dtype != jnp.float32):
-            raise KernelError(name, f"{scale.dtype}{scale.shape}", "float32[]")
+        if scale is not None:
+            check_array(name, scale, jnp.float32, ())
 
 
 def _check_places(k: jax.Array, page_ids: jax.Array, offsets: jax.Array) -> None:
     for name, index in (("page_ids", page_ids), ("offsets", offsets)):
-        if index.shape != k.shape[:1] or index.dtype != jnp.int32:
-            raise KernelError(name, f"{index.dtype}{index.shape}", f"int32[{k.shape[0]}]")
+        check_array(name, index, jnp.int32, k.shape[:1])

@@ -62,10 +62,14 @@ def test_tokens_are_those_of_one_device(
 
 @pytest.mark.slow
 def test_activations_are_rounded_on_each_device(model_folder: Any) -> None:
-    """W8A8: with a scale of the inputs that a device has, so that logprobs differ by as much."""
+    """W8A8: with a scale of the inputs that a device has, so that logprobs differ by as much.
+
+    Measured on this model: 0.10 and 0.12 at the most, where those of one device are up to 0.14 from
+    the model's that is not quantised. A wrong scale would be far off.
+    """
     found = answers(model_folder("llama_gqa", **SIZES), "int8", "2", "8")
     for devices in ("2", "8"):
         for one, other in zip(found["1"][1], found[devices][1], strict=True):
             shared = one.keys() & other.keys()
             assert len(shared) >= 2
-            assert max(abs(one[token] - other[token]) for token in shared) < 0.5
+            assert max(abs(one[token] - other[token]) for token in shared) < 0.2

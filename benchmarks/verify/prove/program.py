@@ -26,6 +26,18 @@ FREE = (
     "slice-done", "custom-call-done", "add-dependency", "domain", "token",
 )  # fmt: skip
 SAME = ("bitcast", "get-tuple-element", "tuple")  # other names of what they read
+ITEMSIZE = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "bf16": 2,
+    "f16": 2,
+    "s16": 2,
+    "u16": 2,
+    "s64": 8,
+    "u64": 8,
+}
+LEAST_HELD = 2**20  # bytes of an operand that is changed in place and of which a step uses a part
 HALF = ("bf16", "f16")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[\w-]+)\(")
 COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
@@ -45,6 +57,10 @@ class Counts:
             rounds.
         graphs: CUDA graphs; None where that is not known.
         outside: what is launched outside of any.
+        moved: bytes of arrays between kernels, each counted where it is written and at every
+            reader as a whole. Operands of the program are left out, and what it changes in place.
+            Bodies of loops are not looked into.
+        moved_a_layer: the same for one layer.
     """
 
     kernels: dict[str, int] = field(default_factory=dict)
@@ -54,6 +70,8 @@ class Counts:
     rounded_elsewhere: int = 0
     graphs: int | None = None
     outside: int | None = None
+    moved: int = 0
+    moved_a_layer: int = 0
 
     @property
     def copies(self) -> int:
@@ -151,28 +169,68 @@ def _launched(
     return kernels, bodies, entry
 
 
-def _one_layer(classes: list[str], own: set[str], layers: int) -> dict[str, int]:
-    """What one layer launches: of this package's kernels the layers' share, of the others what
-    stands between two calls of a kernel that every layer has once.
+def _one_layer(
+    classes: list[str], own: set[str], layers: int, moved: list[int]
+) -> tuple[dict[str, int], int]:
+    """What one layer launches and moves: what stands between two calls of a kernel that every layer
+    has once; of this package's kernels no more than the layers' share.
 
     That may be more between some calls than between others, by what the program has once: the
-    least counts.
+    least counts. What follows the layers may have a kernel as often as there are layers, but not as
+    far apart.
     """
-    if layers < 2:
-        return {}
     total = Counter(classes)
-    windows = []
-    for name in own:
-        if total[name] == layers:
-            calls = [place for place, called in enumerate(classes) if called == name]
-            windows += [Counter(classes[begin:end]) for begin, end in pairwise(calls)]
-    if not windows:
-        return {}
-    layer = {
-        name: total[name] // layers if name in own else min(window[name] for window in windows)
-        for name in total
+    once = [name for name in own if total[name] == layers > 1]
+    calls = [[at for at, called in enumerate(classes) if called == name] for name in once]
+    widest = max((places[-1] - places[0] for places in calls), default=0)
+    spans = [
+        span
+        for places in calls
+        if 2 * (places[-1] - places[0]) > widest
+        for span in pairwise(places)
+    ]
+    if not spans:
+        return {}, 0
+    windows = [Counter(classes[begin:end]) for begin, end in spans]
+    layer = {name: min(window[name] for window in windows) for name in total}
+    layer |= {name: min(layer[name], total[name] // layers) for name in own}
+    least = min(sum(moved[begin:end]) for begin, end in spans)
+    return {name: count for name, count in layer.items() if count}, least
+
+
+def _sizes(shapes: str) -> list[int]:
+    """Bytes of each array of a type; types of four bytes and those that are not known count four,
+    but for eight bits of floating point."""
+    return [
+        math.prod(map(int, filter(None, dims.split(","))))
+        * ITEMSIZE.get(kind, 1 if kind.startswith("f8") else 4)
+        for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+    ]
+
+
+def _moved(hlo: str, kernels: list[_Instruction], entry: list[_Instruction]) -> list[int]:
+    """Bytes of arrays between kernels that each of these reads and writes."""
+    types = {one.name: one.type for one in entry}
+    given = {one.name for one in entry if one.op == "parameter"}
+    numbers = re.findall(r"\}: \((\d+),", hlo.split("\n", 1)[0])
+    changed = {
+        size
+        for one in entry
+        if one.op == "parameter" and any(f" parameter({number})" in one.line for number in numbers)
+        for size in _sizes(one.type)
+        if size >= LEAST_HELD
     }
-    return {name: count for name, count in layer.items() if count}
+    for one in entry:
+        if one.op in SAME and given.issuperset(one.operands()):
+            given.add(one.name)
+    found = []
+    for kernel in kernels:
+        read = [types.get(name, "") for name in kernel.operands() if name not in given]
+        arrays = [size for shapes in (*read, kernel.type) for size in _sizes(shapes)]
+        found.append(
+            0 if kernel.op == "while" else sum(size for size in arrays if size not in changed)
+        )
+    return found
 
 
 def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:
@@ -200,14 +258,18 @@ def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:
             is_whole = product.type.count(",") < 3
             rounded, in_parts = rounded + is_whole, in_parts + (not is_whole)
     graphs, outside = (None, None) if thunks is None else _graphs(thunks)
+    moved = _moved(hlo, [one for _, one in kernels], bodies.get(entry, []))
+    a_layer, moved_a_layer = _one_layer([kind for kind, _ in kernels], own, layers, moved)
     return Counts(
         kernels=dict(Counter(kind for kind, _ in kernels)),
-        a_layer=_one_layer([kind for kind, _ in kernels], own, layers),
+        a_layer=a_layer,
         loops=sum(one.op == "while" for body in bodies.values() for one in body),
         in_parts=in_parts,
         rounded_elsewhere=rounded,
         graphs=graphs,
         outside=outside,
+        moved=sum(moved),
+        moved_a_layer=moved_a_layer,
     )
 
 

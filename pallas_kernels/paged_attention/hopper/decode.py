@@ -64,11 +64,14 @@ def stages_within(
 def default_tuning(head_dim: int, group: int, pool_dtype: DTypeLike) -> HopperDecodeTuning:
     """The kernel's default tuning for a shape; by reasoning, not by measurement.
 
-    Small keys are taken 128 at a time, so that more of them share the cost of a step. The ring is
-    as deep, up to 4, as lets two thread blocks live on one multiprocessor: each attends while the
-    other waits. Where not even two stages fit twice, one thread block has the multiprocessor.
+    Small keys are taken 128 at a time, so that more of them share the cost of a step; not with 16
+    columns, whose scores would take more than the registers of two thread blocks (compiled: 142).
+    The ring is as deep, up to 4, as lets two thread blocks live on one multiprocessor: each attends
+    while the other waits. Where not even two stages fit twice, one thread block has the
+    multiprocessor.
     """
     small = jnp.dtype(pool_dtype).itemsize == 2 and head_dim <= WGMMA_ROWS
+    small = small and not TILE_ROWS < group <= 2 * TILE_ROWS
     block_tokens = 2 * WGMMA_ROWS if small else WGMMA_ROWS
     stages = stages_within(BLOCK_MEMORY // 2, block_tokens, head_dim, group, pool_dtype)
     if stages < 2:

@@ -62,6 +62,8 @@ def test_the_defaults_are_the_whole_model_on_one_h200() -> None:
     assert options.layers is None
     assert options.tensor_parallel == 1
     assert options.step == list(prove_step.STEPS)
+    asked = prove_step.settings(prove_step.parse(["--device", "h100", "a100", "v6e"]))
+    assert [setting.page_size for setting in asked] == [64, 16, 128]
     whole = replace(SETTING, shape="llama-3-70b", layers=options.layers)
     assert whole.config().num_layers == 80
     assert SETTING.config().num_layers == 2

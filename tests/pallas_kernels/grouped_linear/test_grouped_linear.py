@@ -15,6 +15,7 @@ from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear import experts_rounding, grouped_linear, linear_in_blocks
 from pallas_kernels.grouped_linear.blocks import blocks_of
+from pallas_kernels.grouped_linear.layer import Layer
 from pallas_kernels.grouped_linear.xla import block_rows, in_blocks
 from pallas_kernels.linear import NativeWeight, as_stored_weight, stored_dtype
 from pallas_kernels.native.weights import pack_native
@@ -171,11 +172,8 @@ def test_rows_may_be_rounded_before() -> None:
 def test_as_many_blocks_as_any_sizes_need() -> None:
     """What a GPU runs: a fixed number of blocks."""
     x, weight = operands("float32")
-    run = jax.jit(
-        lambda s: in_blocks(
-            x, weight, s, None, gated=False, out_dtype=jnp.dtype("float32"), is_counted=False
-        )
-    )
+    layer = Layer(weight, None, "float", gated=False, out_dtype=jnp.dtype("float32"))
+    run = jax.jit(lambda s: in_blocks(x, s, layer, is_counted=False))
     for name, sizes in SIZES.items():
         want = expected(x, weight, sizes, False)
         found = run(jnp.asarray(sizes, jnp.int32))

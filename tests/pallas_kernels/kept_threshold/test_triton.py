@@ -9,15 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 from benchmarks.verify.prove.gpu_targets import compile_for, gpu_mesh
 from pallas_kernels import KernelError, kept_threshold
 from pallas_kernels.kept_threshold import triton
 from tests.absent_devices import needs_gpu_compiler
-from tests.pallas_kernels.kept_threshold.checks import KINDS, bounds, check_rows, row
+from tests.pallas_kernels.kept_threshold.checks import KINDS, bounds, check, check_rows, row
 from tests.pallas_kernels.lowering import A100, H200, lowered_for_cuda
 
 INTERPRETED = {"backend": "triton", "interpret": True}
+FILTERS = (
+    np.int32([0, 5000, 4500, 70, 8000, 0, 900, 0, 300]),
+    np.float32([0.9, 1.0, 0.5, 0.7, 0.99, 0.6, 0.3, 0.95, 0.9]),
+    np.float32([0, 0, 0, 0.01, 0, 0, 1e-4, 0, 0]),
+)
 
 
 def operands(rows=16, vocab=128256):
@@ -72,10 +78,53 @@ def test_counting_only_shortens_the_list(times, monkeypatch):
     check_rows(weights, top_k, top_p, np.zeros(len(KINDS), np.float32), **INTERPRETED)
 
 
+def divided(*operands):
+    call = partial(triton.kept_threshold, divided=True, interpret=True)
+    return np.asarray(call(*map(jnp.asarray, operands)))
+
+
 @pytest.mark.slow
-def test_nothing_is_read_where_every_filter_is_off():
+@pytest.mark.parametrize("vocab", [1, 700, 9000, 40_000])
+def test_rows_that_are_divided_among_thread_blocks(vocab):
+    """40,000: pieces of two groups of tiles, of which the second is there in part."""
+    rng = np.random.default_rng(vocab)
+    weights = np.stack([row(kind, vocab, rng) for kind in KINDS])
+    ranks, top_p, min_p = FILTERS
+    for top_k in (ranks, np.zeros_like(ranks)):
+        found = divided(weights, top_k, top_p, min_p)
+        for case in zip(weights, found, top_k, top_p, min_p, strict=True):
+            check(*case)
+    whole = bounds(weights, top_k, top_p, min_p, **INTERPRETED)
+    np.testing.assert_array_equal(found, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [0, 1])
+def test_counting_only_shortens_the_lists_of_divided_rows(times, monkeypatch):
+    monkeypatch.setattr(triton, "COUNTS", times)
+    rng = np.random.default_rng(3)
+    weights = np.stack([row(kind, 9000 + times, rng) for kind in KINDS])
+    found = divided(weights, *FILTERS)
+    for case in zip(weights, found, *FILTERS, strict=True):
+        check(*case)
+
+
+def test_few_rows_are_divided():
+    """By the multiprocessors of the GPU that is traced for: 132 and 108."""
+    for device, rows in ((H200, 16), (A100, 13)):
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+            assert triton.is_divided(rows) and not triton.is_divided(rows + 1)
+    assert not triton.is_divided(1), "an interpreter runs one block after the other"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "find", [partial(bounds, **INTERPRETED), divided], ids=["whole", "divided"]
+)
+def test_nothing_is_read_where_every_filter_is_off(find):
     weights = np.full((4, 9000), np.nan, np.float32)
-    found = bounds(weights, [0, 9000, 0, 9001], 1.0, [0.0, 0.0, 0.25, 0.5], **INTERPRETED)
+    top_k, min_p = np.int32([0, 9000, 0, 9001]), np.float32([0.0, 0.0, 0.25, 0.5])
+    found = find(weights, top_k, np.ones(4, np.float32), min_p)
     np.testing.assert_array_equal(found, [0.0, 0.0, 0.25, 0.5])
 
 
@@ -116,11 +165,14 @@ def test_sums_lose_nothing():
     assert abs(np.cumsum(terms, axis=0)[-1].astype(np.float64).sum() - exact) > 2e-9 * exact
 
 
-@pytest.mark.parametrize("device", [A100, H200], ids=str)
-def test_lowers_for_cuda_without_a_gpu(device):
+@pytest.mark.parametrize(
+    ("device", "kernels"), [(A100, 1), (H200, triton.COUNTS + 2)], ids=["a100", "h200"]
+)
+def test_lowers_for_cuda_without_a_gpu(device, kernels):
+    """16 rows, which an H200 has thread blocks enough to divide."""
     function = partial(kept_threshold, backend="triton")
     text = lowered_for_cuda(function, *operands(), device=device).as_text()
-    assert text.count("xla.gpu.triton") == 1
+    assert text.count("xla.gpu.triton") == kernels
     assert "stablehlo.while" not in text and "stablehlo.sort" not in text
 
 

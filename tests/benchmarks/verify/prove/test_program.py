@@ -90,12 +90,46 @@ def test_a_layer_is_its_share_of_the_kernels():
     assert counts(HLO, layers=2).a_layer == {"attend": 1, "product": 1}
     assert counts(HLO, layers=1).a_layer == {}
     assert counts(HLO, layers=7).a_layer == {}, "no kernel is there as often"
+    # two calls side by side behind the layers are of none
+    twice = "  %n = bf16[16,32]{1,0} custom-call(%seen), " + OWN.replace("NAME", "threshold") + "\n"
+    assert counts(HLO.replace("  ROOT %out", 2 * twice + "  ROOT %out"), layers=2).a_layer == {
+        "attend": 1,
+        "product": 1,
+    }
 
 
 def test_float32_results_that_another_kernel_rounds():
     found = counts(HLO, layers=2)
     assert found.rounded_elsewhere == 1, "the last one is read as float32"
     assert found.in_parts == 1
+
+
+def test_arrays_between_kernels_are_written_and_read():
+    found = counts(HLO, layers=2)
+    # written 16-bit and float32 arrays of [16, 32], parts of four, and what attention gives beside
+    half, parts, beside = 2 * 16 * 32, 4 * 4 * 16 * 32, 2 * 4
+    of_layer = (half + half + beside) + (half + parts) + (parts + half)
+    before, after = 2 * half + (2 * half + half), (half + half + beside) + 4 * half
+    wrapped, last = half + half // 2, 2 * half + (2 * half + 4 * 16)
+    assert found.moved_a_layer == of_layer
+    assert found.moved == before + of_layer + after + wrapped + last
+    assert counts(HLO, layers=1).moved_a_layer == 0
+
+
+def test_what_is_changed_in_place_is_not_moved():
+    pool = "bf16[64,16384]{1,0}"
+    entry = f"""\
+ENTRY %main (pool: bf16[64,16384], x: f32[8]) -> (bf16[64,16384], f32[8]) {{
+  %pool = {pool} parameter(0)
+  %x = f32[8]{{0}} parameter(1)
+  %y = f32[8]{{0}} fusion(%x), kind=kLoop, calls=%f
+  %written = {pool} custom-call(%pool, %y), custom_call_target="write"
+  ROOT %both = ({pool}, f32[8]{{0}}) tuple(%written, %y)
+}}
+"""
+    in_place = "HloModule jit_f, input_output_alias={ {0}: (0, {}, may-alias) }\n"
+    assert counts(in_place + entry, layers=0).moved == 4 * 8 + 4 * 8
+    assert counts("HloModule jit_f\n" + entry, layers=0).moved == 2 * 4 * 8 + 2 * 64 * 16384
 
 
 def test_graphs_and_what_is_outside_of_them():

@@ -254,6 +254,7 @@ def test_two_thread_blocks_live_on_a_multiprocessor_where_they_fit():
     for head_dim, group, pool, per_chip in (
         (128, 4, "bfloat16", 264),
         (64, 8, "bfloat16", 264),
+        (64, 9, "bfloat16", 264),
         (128, 8, "int8", 264),
         (256, 2, "bfloat16", 132),
         (128, 64, "bfloat16", 132),
@@ -265,6 +266,8 @@ def test_two_thread_blocks_live_on_a_multiprocessor_where_they_fit():
 def test_the_ring_fits_the_shared_memory():
     assert default_tuning(128, 4, "bfloat16") == HopperDecodeTuning(block_tokens=64, stages=3)
     assert default_tuning(64, 8, "bfloat16") == HopperDecodeTuning(block_tokens=128, stages=3)
+    assert default_tuning(64, 9, "bfloat16").block_tokens == 64, "or the registers fit once"
+    assert default_tuning(64, 17, "bfloat16").block_tokens == 128
     assert default_tuning(128, 8, "int8") == HopperDecodeTuning(block_tokens=64, stages=4)
     assert default_tuning(256, 32, "bfloat16").stages == 2
 

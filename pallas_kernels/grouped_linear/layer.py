@@ -1,0 +1,142 @@
+"""Layers of groups of rows: the arrays of a linear layer's, with an axis of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.errors import KernelError
+from pallas_kernels.linear.api import Weight, as_stored_weight
+from pallas_kernels.native.weights import NativeWeight
+from pallas_kernels.quantized_matmul.activations import Rows, rounded_rows, split_rows
+from pallas_kernels.quantized_matmul.formats import Fp8Weight, Int4Weight, Int8Weight
+
+
+class Operands(NamedTuple):
+    """What a kernel multiplies.
+
+    Attributes:
+        rows: [M, K], of 8-bit integers where they are rounded.
+        row_scale: float32[M] of rounded rows; else None.
+        stored: [E, N, K], or uint16[E, N, K / 4].
+        scales: float32[groups of K, E, N]; None where elements are in the type of x.
+        zeros: of the shape of the scales; None: none.
+    """
+
+    rows: jax.Array
+    row_scale: jax.Array | None
+    stored: jax.Array
+    scales: jax.Array | None
+    zeros: jax.Array | None
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("weight", "scale"),
+    meta_fields=("activations", "gated", "out_dtype"),
+)
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A matrix a group, and what becomes of the products.
+
+    Attributes:
+        weight, scale, activations, gated, out_dtype: as `pallas_kernels.grouped_linear` takes them.
+    """
+
+    weight: Weight
+    scale: jax.Array | None
+    activations: str
+    gated: bool
+    out_dtype: jnp.dtype
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        outputs = sizes_of(self.weight)[1]
+        return outputs // 2 if self.gated else outputs
+
+    def product(
+        self, linear: Callable[..., jax.Array], rows: jax.Array, group: jax.Array, **options: Any
+    ) -> jax.Array:
+        """Rows times the matrix of one group, by a backend's linear layer."""
+        return linear(
+            rows,
+            of_group(self.weight, group),
+            scale=None if self.scale is None else self.scale[group],
+            activations=self.activations,
+            bias=None,
+            norm=None,
+            residual=None,
+            gated=self.gated,
+            out_dtype=self.out_dtype,
+            **options,
+        )
+
+    def operands(self, x: Rows) -> Operands:
+        """What a kernel takes for rows x; "fp8" is taken for "float".
+
+        Raises:
+            KernelError: the weight is one for native kernels.
+        """
+        weight, stored = self.weight, elements_of(self.weight)
+        scales, zeros = self.scale, None
+        if isinstance(weight, NativeWeight):
+            raise KernelError("weight", "NativeWeight", "a weight of quantized_matmul, or an array")
+        if isinstance(weight, Int4Weight):
+            scales, zeros = weight.scales, weight.zeros
+        elif isinstance(weight, (Int8Weight, Fp8Weight)):
+            scales = weight.scale
+        elif self.scale is not None:
+            stored = as_stored_weight(stored, jnp.int8)
+        if scales is not None and scales.ndim == 2:
+            scales = scales[None]
+        is_rounded = self.scale is not None or self.activations == "int8"
+        rows, row_scale = split_rows(rounded_rows(x, "int8" if is_rounded else "float", None))
+        return Operands(rows, row_scale, stored, scales, zeros)
+
+
+def of_group(weight: Weight, group: jax.Array) -> Weight:
+    """The weight of one group.
+
+    Args:
+        weight: elements [E, ...]; scales [E, N] of one an output, else [inputs' groups, E, N].
+        group: int32[].
+    """
+    if isinstance(weight, Int4Weight):
+        zeros = None if weight.zeros is None else weight.zeros[:, group]
+        return Int4Weight(weight.packed[group], weight.scales[:, group], zeros)
+    if isinstance(weight, NativeWeight):
+        offset = None if weight.offset is None else weight.offset[:, group]
+        return NativeWeight(weight.values[group], weight.scale[:, group], offset)
+    if isinstance(weight, Int8Weight):
+        return Int8Weight(weight.values[group], weight.scale[group])
+    if isinstance(weight, Fp8Weight):
+        by_input = weight.scale.ndim == 3
+        scale = weight.scale[:, group] if by_input else weight.scale[group]
+        return Fp8Weight(weight.values[group], scale)
+    return weight[group]
+
+
+def elements_of(weight: Weight) -> jax.Array:
+    """The elements as they are stored, [E, ...]."""
+    stored: jax.Array = weight if isinstance(weight, jax.Array) else weight[0]
+    return stored
+
+
+def sizes_of(weight: Weight) -> tuple[int, int]:
+    """Groups, and outputs of each."""
+    if isinstance(weight, Int4Weight):
+        scales = weight.scales.shape[1:]
+    elif isinstance(weight, NativeWeight):
+        scales = weight.scale.shape[1:]
+    elif isinstance(weight, (Int8Weight, Fp8Weight)):
+        scales = weight.scale.shape[-2:]
+    else:
+        scales = weight.shape[:2]
+    groups, outputs = scales
+    return groups, outputs
