@@ -144,9 +144,4 @@ def test_it_records_the_engine_while_that_goes_on(tmp_path: Path) -> None:
         expected = ask(server).json()["choices"]
         file = Path(post("stop_profile").json()["trace"])
         assert file.is_relative_to(tmp_path / "one") and file.stat().st_size > 0
-        assert post("start_profile").status_code == 200
-        os.kill(engine_pid(server), signal.SIGKILL)  # the record goes with it
-        wait_health(server, 503)
-        wait_health(server, 200)
-        assert post("stop_profile").status_code == 500
         assert ask(server).json()["choices"] == expected
