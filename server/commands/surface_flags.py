@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from typing import Any
 
 from jaxserve.config.flags import json_object
 from jaxserve.config.profiler_config import ProfilerConfig
@@ -94,7 +95,7 @@ def options(args: argparse.Namespace) -> Options:
     Raises:
         ValidationError: names the flag whose value is not allowed.
     """
-    given = {item.name: getattr(args, item.name, None) for item in fields(Options)}
+    given: dict[str, Any] = {item.name: getattr(args, item.name, None) for item in fields(Options)}
     with renamed(lambda name: "--profiler-config" + name.removeprefix("profiler_config")):
         asked = ProfilerConfig.of(args.profiler_config)
     given["profile_folder"] = "" if args.profiler_config is None else asked.torch_profiler_dir
