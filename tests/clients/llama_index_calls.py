@@ -40,7 +40,7 @@ def plain(url: str) -> None:
         assert whole and last.message.content == whole
         assert asyncio.run(model.achat(CHAT)).message.content == whole
     assert chats(url, is_chat_model=False).complete(ASK).text
-    assert chats(url, logprobs=True).chat(CHAT).logprobs
+    assert chats(url, logprobs=True, top_logprobs=1).chat(CHAT).logprobs
 
 
 def tools(url: str) -> None:
