@@ -53,10 +53,12 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[test]'
 	touch $@ $(VENV)/.server
 
-# clients whose requirements are at odds with those of jaxserve
-.venv-clients/.clients: tests/clients/requirements.txt
+# clients whose requirements are at odds with those of jaxserve, and where there is npm those of Node
+.venv-clients/.clients: tests/clients/requirements.txt tests/clients/package.json
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip --disable-pip-version-check install --quiet --no-compile -r $<
+	cp tests/clients/package.json .venv-clients/
+	! command -v npm >/dev/null || npm install --prefix .venv-clients --silent --no-audit --no-fund --no-package-lock
 	touch $@
 
 $(VENV)/.lint: pyproject.toml | $(BIN)/python

@@ -7,7 +7,9 @@ The names load on first use, so that importing the package does not import jax.
 
 from __future__ import annotations
 
+import sys
 import warnings
+from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,7 +146,18 @@ def _check_neighbours() -> None:
         warnings.warn(f"{told} to use jaxserve's command or endpoints", stacklevel=3)
 
 
+class _AbsentModules(MetaPathFinder):
+    """The last finder: says of modules that only vLLM has why they are not there."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        if fullname.startswith("jaxserve."):
+            from jaxserve.config.absent_modules import refuse_module
+
+            refuse_module(fullname)
+
+
 _check_neighbours()
+sys.meta_path.append(_AbsentModules())
 
 
 def __getattr__(name: str) -> Any:

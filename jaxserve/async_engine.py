@@ -361,12 +361,20 @@ class AsyncEngine:
         """Ids of the requests that are streamed, or prepared for it."""
         return [*self._streams]
 
-    async def settle(self) -> None:
-        """Wait until the engine has done all that it was sent; raises EngineDeadError."""
-        for _ in range(2):  # the first view may have been asked for before
-            while await self.view() is None:
-                self.client.check_alive()
-                await asyncio.sleep(DRAIN_POLL_S)  # another engine loads, or the step is long
+    async def settle(self) -> EngineView:
+        """Wait until the engine has done all that it was sent; it as it is then.
+
+        Raises:
+            EngineDeadError: it has ended.
+        """
+        await self._seen()  # this view may have been asked for before
+        return await self._seen()
+
+    async def _seen(self) -> EngineView:
+        while (view := await self.view()) is None:
+            self.client.check_alive()
+            await asyncio.sleep(DRAIN_POLL_S)  # another engine loads, or the step is long
+        return view
 
     async def drain(self, seconds: float, is_entering: Callable[[], bool] = bool) -> bool:
         """Wait until running requests have finished; False if some have not after that time.

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +24,24 @@ from jaxserve.client.input_processor import Params, Prompt
 from jaxserve.client.sleep import ABORT, KEEP, MODES, WAIT, Sleep, check_mode, check_tags
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_args import EngineArgs
-from jaxserve.config.profiler_config import FOLDER, ProfilerConfig
+from jaxserve.config.profiler_config import (
+    FOLDER,
+    ProfilerConfig,
+    check_iterations,
+    check_prefix,
+)
 from jaxserve.config.settings import Integer
 from jaxserve.errors import EngineDeadError, ValidationError
-from jaxserve.observability.profiler_trace import Profile
+from jaxserve.observability.profiler_trace import new_trace, traces
 from jaxserve.outputs import PoolingRequestOutput, RequestOutput
 from jaxserve.params.lora_request import LoRARequest, refuse_adapter
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.tokenization.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 POLL_S = 0.02
-PAUSED = "the engine is paused, or sleeps"
+PAUSED, ENDS = "the engine is paused, or sleeps", "the engine is about to end"
 SCHEDULING = "scheduling"  # a tag of `wake_up` beside those of memory
 
 
@@ -44,7 +59,8 @@ class AsyncLLMEngine:
     def __init__(self, engine: AsyncEngine, profile_folder: str = FOLDER):
         self.engine = engine
         self._sleep = Sleep(engine.client)
-        self._profile, self._profile_folder = Profile(), profile_folder
+        self._profile_folder = profile_folder
+        self._profile: tuple[Path, list[Path]] | None = None  # where to, and what was there before
         self._is_paused = False
         self._lock = asyncio.Lock()
         self._num_next = 0  # calls that wait for it
@@ -261,17 +277,61 @@ class AsyncLLMEngine:
         """Whether `wake_up` is needed before anything can be run."""
         return self._sleep.is_sleeping
 
-    async def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Begin to record the work of host and device; raises ValidationError if one is recorded.
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+        profiler_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin to record the work of the engine's process, host and device.
 
         Args:
             profile_prefix: a folder for this record, in `profiler_config`'s.
+            delay_iterations, max_iterations: 0 or None: this and `stop_profile` say when.
+            profiler_kwargs: None: those of vLLM's are PyTorch's.
+
+        Raises:
+            ValidationError: another value, or a record has begun already, or cannot begin.
+            EngineDeadError: the engine has ended.
         """
-        self._profile.start(Path(self._profile_folder, profile_prefix or ""))
+        check_prefix(profile_prefix)
+        check_iterations("delay_iterations", delay_iterations)
+        check_iterations("max_iterations", max_iterations)
+        if profiler_kwargs:
+            raise ValidationError("profiler_kwargs", profiler_kwargs, "none: the trace is JAX's")
+        if self._profile is not None:
+            told = str(self._profile[0])
+            raise ValidationError("profile_prefix", told, "one record at a time: stop_profile")
+        await self.engine.wait_ready()
+        folder = Path(self._profile_folder, profile_prefix or "").absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            allowed = f"a folder that can be made ({error})"
+            raise ValidationError("torch_profiler_dir", str(folder), allowed) from error
+        self._profile = folder, traces(folder)
+        self.engine.client.control(Action.START_PROFILE, str(folder))
+        if (await self.engine.settle()).profile != str(folder):
+            self._profile = None
+            allowed = "one that the engine can record into: its log says why it cannot"
+            raise ValidationError("torch_profiler_dir", str(folder), allowed)
 
     async def stop_profile(self) -> Path:
-        """End the recording; a file for https://ui.perfetto.dev."""
-        return await asyncio.to_thread(self._profile.stop)
+        """End the record; a file for https://ui.perfetto.dev.
+
+        Raises:
+            ValidationError: none has begun.
+            FileNotFoundError: it is lost; the engine's log says why.
+            EngineDeadError: the engine has ended.
+        """
+        if self._profile is None:
+            raise ValidationError("profile", None, "a record that start_profile has begun")
+        (folder, before), self._profile = self._profile, None
+        self.engine.client.control(Action.STOP_PROFILE)
+        while (await self.engine.settle()).profile:
+            await asyncio.sleep(POLL_S)
+        return new_trace(folder, before)
 
     async def check_health(self) -> None:
         """Raises EngineDeadError once the engine has ended."""
@@ -305,8 +365,42 @@ class AsyncLLMEngine:
         """False: there are no adapters yet, so none of this number."""
         return False
 
-    def shutdown(self) -> asyncio.Task[None]:
-        """Begin to end the engine and every request; the task that comes back has ended them."""
-        self.engine.begin_shutdown()
-        self._ending = asyncio.create_task(asyncio.to_thread(self.engine.client.join))
+    async def collective_rpc(
+        self, method: str | Callable[..., Any], timeout: float | None = None, *given: Any, **kw: Any
+    ) -> None:
+        """Raises ValidationError: there are no workers; features are there."""
+        allowed = "nothing: there are no workers. features=[...] run inside the step"
+        raise ValidationError("collective_rpc", method, f"{allowed} (docs/research.md)")
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that are streamed, or prepared for it."""
+        return len(self.engine.live_requests)
+
+    async def do_log_stats(self) -> None:
+        """A line of the log: queues, pages and the tokens so far."""
+        stats = self.engine.client.stats()
+        logger.info(
+            "running: %d, waiting: %d, pages in use: %.1f%%, steps: %d",
+            stats.num_running,
+            stats.num_waiting,
+            100 * stats.page_usage,
+            stats.num_steps,
+        )
+
+    def shutdown(self, timeout: float | None = None) -> asyncio.Task[None]:
+        """Begin to end the engine and every request; the task that comes back has ended them.
+
+        Args:
+            timeout: seconds that running requests have to finish before that; None: none.
+        """
+        self.engine.refusal = ENDS
+        if not timeout:
+            self.engine.begin_shutdown()
+        self._ending = asyncio.create_task(self._end(timeout))
         return self._ending
+
+    async def _end(self, timeout: float | None) -> None:
+        if timeout:
+            await self.engine.drain(timeout)
+            self.engine.begin_shutdown()
+        await asyncio.to_thread(self.engine.client.join)

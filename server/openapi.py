@@ -14,6 +14,7 @@ from server.protocol.anthropic_request import CountTokensRequest, MessagesReques
 from server.protocol.chat import BatchChatRequest, ChatCompletionRequest, ChatTokenizeRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
+from server.protocol.profile import StartProfileRequest
 from server.protocol.responses_request import InputTokensRequest, ResponsesRequest
 from server.protocol.scoring import RerankRequest, ScoreRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
@@ -35,6 +36,7 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     **dict.fromkeys(RERANK_PATHS, (RerankRequest,)),
     "/tokenize": (TokenizeRequest, ChatTokenizeRequest),
     "/detokenize": (DetokenizeRequest,),
+    "/start_profile": (StartProfileRequest,),
     "/invocations": (
         ChatCompletionRequest,
         CompletionRequest,
@@ -53,8 +55,10 @@ _NO_BODY = (
     "/reset_prefix_cache",
     "/sleep",
     "/wake_up",
+    "/stop_profile",
     "/v1/responses/{response_id}/cancel",
 )
+_MAY_HAVE_BODY = ("/start_profile",)
 
 
 def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
@@ -273,6 +277,7 @@ ANSWERS: dict[str, Schema] = {
     "/load": _object({"server_load": WHOLE}),
     "/sleep": _object({"status": TEXT, "level": WHOLE}),
     "/wake_up": _object({"status": {"enum": ["awake", "sleeping"]}, "tags": _maybe(_list(TEXT))}),
+    "/stop_profile": _object({"trace": TEXT}),
     "/is_sleeping": _object({"is_sleeping": {"type": "boolean"}}),
     "/tokenizer_info": _object({"tokenizer_class": TEXT, "chat_template": _maybe(TEXT)}),
     "/openapi.json": {"type": "object"},
@@ -359,7 +364,10 @@ def _operation(path: str, method: str, route: Route) -> Schema:
         body: Schema = {"type": "object"} if not kinds else kinds[0]
         if len(kinds) > 1:
             body = {"anyOf": kinds}
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        told["requestBody"] = {
+            "required": path not in _MAY_HAVE_BODY,
+            "content": {"application/json": {"schema": body}},
+        }
     return told
 
 

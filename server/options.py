@@ -28,6 +28,7 @@ class Options:
         guards_metrics: `/metrics` and `/version` need a key, where the server asks for keys.
         template_variables: of the chat template, unless a request says otherwise.
         root_path: what a proxy puts before every path: "" or "/a/b".
+        profile_folder: where `/start_profile` records to; "": it is not there.
 
     Raises:
         ValidationError: names the flag whose value is not allowed.
@@ -45,6 +46,7 @@ class Options:
     guards_metrics: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     root_path: str = ""
+    profile_folder: str = ""
 
     def __post_init__(self) -> None:
         path = self.root_path

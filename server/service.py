@@ -88,7 +88,7 @@ class Service:
         # imported here: most servers are not asked for it
         from jaxserve.async_llm_engine import AsyncLLMEngine
 
-        return AsyncLLMEngine(self.engine)
+        return AsyncLLMEngine(self.engine, self.options.profile_folder)
 
     @staticmethod
     def of(request: Request) -> Service:

@@ -66,6 +66,7 @@ class EngineView(NamedTuple):
             page in the two lowest bits, above them 1 + the slot of a request that owns it, 0 for
             none. A cell of several pages shows the one with the highest state.
         seconds: that making this view took.
+        profile: the folder that the engine's work is recorded into; "": it is not.
     """
 
     num_slots: int
@@ -75,3 +76,4 @@ class EngineView(NamedTuple):
     pages_per_cell: int
     cells: bytes
     seconds: float
+    profile: str = ""

@@ -94,14 +94,22 @@ class Action(StrEnum):
     DEEP_SLEEP = "deep_sleep"  # the same, but the weights are read again
     WAKE_WEIGHTS = "wake_weights"
     WAKE_KV_CACHE = "wake_kv_cache"
+    START_PROFILE = "start_profile"  # record the work of host and device into a folder
+    STOP_PROFILE = "stop_profile"  # requests go on while the files are written
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A request to the engine as a whole, not about a sequence."""
+    """A request to the engine as a whole, not about a sequence.
+
+    Attributes:
+        action: what is asked for.
+        folder: of START_PROFILE, where the record goes.
+    """
 
     kind: ClassVar[str] = "control"
     action: Action
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

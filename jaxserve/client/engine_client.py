@@ -233,8 +233,8 @@ class EngineClient(ABC):
         """The engine's newest snapshot: queues, pages, steps, where their time went."""
         return self.metrics.stats
 
-    def control(self, action: Action) -> None:
-        """Ask for something of the engine as a whole."""
+    def control(self, action: Action, folder: str = "") -> None:
+        """Ask for something of the engine as a whole; see `Control`."""
         match action:
             case Action.PAUSE | Action.RESUME:
                 self.is_paused = action is Action.PAUSE
@@ -246,7 +246,7 @@ class EngineClient(ABC):
                     self.asleep = []
         levels = {Action.SLEEP: 1, Action.DEEP_SLEEP: 2}
         self.metrics.record_sleep(levels[self.asleep[0]] if self.asleep else 0)
-        self._post(Control(action))
+        self._post(Control(action, folder))
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running requests go on."""

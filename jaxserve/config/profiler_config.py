@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.errors import ValidationError
 
 FOLDER = "jaxserve-profile"
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def check_iterations(name: str, number: int | None) -> None:
+    """Raises ValidationError for steps that are counted: a caller says when to begin and end."""
+    if number:
+        raise ValidationError(name, number, "0: call start_profile and stop_profile around them")
+
+
+def check_prefix(name: str | None) -> None:
+    """Raises ValidationError for what is no name of one folder; None: no prefix."""
+    if name is not None and not (isinstance(name, str) and _PREFIX.fullmatch(name)):
+        allowed = "1 to 128 letters, digits, dots, dashes and underscores, the first no mark"
+        raise ValidationError("profile_prefix", name, allowed)
 
 
 @dataclass
@@ -18,7 +33,7 @@ class ProfilerConfig:
     Attributes:
         torch_profiler_dir: the folder.
         delay_iterations, max_iterations: 0, since `start_profile` and `stop_profile` say when.
-        profiler, ignore_frontend, torch_profiler_...: passed over: the trace is JAX's.
+        profiler, ignore_frontend, torch_profiler_..., proton_...: passed over: the trace is JAX's.
 
     Raises:
         ValidationError: other iterations.
@@ -35,12 +50,20 @@ class ProfilerConfig:
     torch_profiler_record_shapes: bool = False
     torch_profiler_use_gzip: bool = True
     torch_profiler_dump_cuda_time_total: bool = True
+    torch_profiler_activities: Sequence[str] | None = None
+    capture_torch_profiler: bool = False
+    proton_profiler_dir: str = ""
+    proton_context: str = "shadow"
+    proton_data: str = "tree"
+    proton_backend: str | None = None
+    proton_mode: str | None = None
+    proton_hook: str | None = None
+    proton_output_format: str | None = None
+    proton_graph_attribution: bool = False
 
     def __post_init__(self) -> None:
         for name in ("delay_iterations", "max_iterations"):
-            if getattr(self, name):
-                allowed = "0: call start_profile and stop_profile around the steps"
-                raise ValidationError(f"profiler_config.{name}", getattr(self, name), allowed)
+            check_iterations(f"profiler_config.{name}", getattr(self, name))
 
     @classmethod
     def of(cls, given: Any) -> ProfilerConfig:

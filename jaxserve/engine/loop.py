@@ -34,6 +34,7 @@ from jaxserve.execution.runner import Runner
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.models.cost import ModelCost
 from jaxserve.observability.busy_window import BusyWindow
+from jaxserve.observability.profiler_trace import BackgroundProfile
 from jaxserve.observability.step_clock import StepClock
 from jaxserve.request.request import Request
 from jaxserve.scheduling.beams import BeamGroups
@@ -91,6 +92,7 @@ class Engine:
         self._arrivals = RequestIntake(scheduler, self.features, self._beams, self._clock)
         self._integrity = Integrity(scheduler)
         self._is_watched = False  # the next output brings a view
+        self._profile = BackgroundProfile()
 
     @property
     def has_work(self) -> bool:
@@ -129,6 +131,10 @@ class Engine:
                 self._is_watched = True
             case Control(action=Action.PAUSE | Action.RESUME):
                 self.is_paused = body.action is Action.PAUSE
+            case Control(action=Action.START_PROFILE):
+                self._profile.start(body.folder)
+            case Control(action=Action.STOP_PROFILE):
+                self._profile.stop()
             case Control(action=Action.SLEEP | Action.DEEP_SLEEP):
                 self._sleep(keep=body.action is Action.SLEEP)
             case Control(action=Action.WAKE_WEIGHTS):
@@ -271,7 +277,8 @@ class Engine:
     def _take_view(self) -> EngineView:
         self._is_watched = False
         name_of = self._beams.name_of
-        return view_of(self.scheduler, lambda one: name_of(one.request_id) or one.request_id)
+        view = view_of(self.scheduler, lambda one: name_of(one.request_id) or one.request_id)
+        return view._replace(profile=self._profile.folder)
 
     def close(self) -> None:
         """Stop background work, free weights and KV pool; the engine cannot step afterwards."""

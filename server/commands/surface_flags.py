@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from typing import Any
 
 from jaxserve.config.flags import json_object
+from jaxserve.config.profiler_config import ProfilerConfig
 from server.options import NO_OPTIONS, Options
+from server.protocol.body_errors import renamed
 
 # flag -> field of `Options`, and what it does
 _SWITCHES = {
@@ -76,6 +79,14 @@ def add_surface_flags(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="what a proxy puts before every path, such as /api (default: nothing)",
     )
+    add(
+        "--profiler-config",
+        dest="profiler_config",
+        type=json_object,
+        metavar="JSON",
+        help='let clients record the work of the engine, as {"profiler": "torch", '
+        '"torch_profiler_dir": "FOLDER"}: POST /start_profile, /stop_profile',
+    )
 
 
 def options(args: argparse.Namespace) -> Options:
@@ -84,4 +95,8 @@ def options(args: argparse.Namespace) -> Options:
     Raises:
         ValidationError: names the flag whose value is not allowed.
     """
-    return Options(**{item.name: getattr(args, item.name) for item in fields(Options)})
+    given: dict[str, Any] = {item.name: getattr(args, item.name, None) for item in fields(Options)}
+    with renamed(lambda name: "--profiler-config" + name.removeprefix("profiler_config")):
+        asked = ProfilerConfig.of(args.profiler_config)
+    given["profile_folder"] = "" if args.profiler_config is None else asked.torch_profiler_dir
+    return Options(**given)

@@ -6,13 +6,14 @@ from server.reasoning.gpt_oss import HARMONY
 from server.reasoning.tags import Tags
 
 _THINK = Tags("<think>", "</think>")
+_WITH_CALLS = Tags("<think>", "</think>", calls=("<tool_call>",))
 
 REASONING_PARSERS = {
     "deepseek_r1": Tags("<think>", "</think>", starts_open=True),  # and models made from it
     "deepseek_v3": _THINK,
-    "glm": _THINK,
-    "glm45": _THINK,
-    "glm47": _THINK,
+    "glm": _WITH_CALLS,
+    "glm45": _WITH_CALLS,
+    "glm47": _WITH_CALLS,
     "gpt_oss": HARMONY,
     "openai_gptoss": HARMONY,
     "granite": Tags(
@@ -21,6 +22,6 @@ REASONING_PARSERS = {
         other_begins=("Here's my thought process:",),
         other_ends=("Here's my response:",),
     ),
-    "mistral": Tags("[THINK]", "[/THINK]"),  # Magistral
-    "qwen3": _THINK,
+    "mistral": Tags("[THINK]", "[/THINK]", calls=("[TOOL_CALLS]",)),  # Magistral
+    "qwen3": _WITH_CALLS,
 }

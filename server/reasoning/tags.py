@@ -15,6 +15,7 @@ class Tags:
     Attributes:
         begin, end: the tags; a template may have written the first.
         other_begins, other_ends: what the model may write in their places.
+        calls: what begins a call of a tool, and so ends thoughts that the model has not closed.
         starts_open: the model thinks without saying so: all is thought up to the end.
     """
 
@@ -22,6 +23,7 @@ class Tags:
     end: str
     other_begins: tuple[str, ...] = ()
     other_ends: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
     starts_open: bool = False
 
     @property
@@ -72,5 +74,8 @@ class ReasoningParser(Reader):
         else:
             self.think(space)
         held = missed or ""
-        if (yield from self.until(self._tags.ends, self.think, held=held)) is not None:
+        end = yield from self.until((*self._tags.ends, *self._tags.calls), self.think, held=held)
+        if end in self._tags.calls:
+            self.say(end)
+        elif end is not None:
             yield from self.skip_space()

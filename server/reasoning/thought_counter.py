@@ -52,7 +52,7 @@ class ThoughtCounter:
             self._has_begun, self._is_over = self._is_open, not self._is_open
 
     def _look_for_end(self) -> None:
-        ends = self._tags.ends
+        ends = (*self._tags.ends, *self._tags.calls)
         found = [self._text.find(end) for end in ends if end in self._text]
         self._is_over = bool(found)
         # behind this the closing tag may begin

@@ -9,6 +9,7 @@ from starlette.routing import Route
 from jaxserve.errors import ValidationError
 from server.errors import ApiError
 from server.options import Options
+from server.routes import profile
 from server.service import Service
 
 
@@ -77,6 +78,7 @@ _ROUTES = {
             Route("/is_sleeping", is_sleeping, methods=["GET"]),
         ],
     ),
+    "profile_folder": ("--profiler-config", profile.ROUTES),
 }
 
 

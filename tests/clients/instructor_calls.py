@@ -13,7 +13,15 @@ from asked import MESSAGES, Sum, run
 from instructor.core import IncompleteOutputException, InstructorRetryException
 
 Mode = instructor.Mode
-SURE = (Mode.TOOLS, Mode.TOOLS_STRICT, Mode.FUNCTIONS, Mode.JSON_SCHEMA, Mode.JSON_O1)
+SURE = (
+    Mode.TOOLS,
+    Mode.TOOLS_STRICT,
+    Mode.FUNCTIONS,
+    Mode.JSON_SCHEMA,
+    Mode.JSON_O1,
+    Mode.RESPONSES_TOOLS,
+    Mode.RESPONSES_TOOLS_WITH_INBUILT_TOOLS,
+)
 # nothing holds the model to the schema here, and this one does not know it
 HOPED = (Mode.JSON, Mode.MD_JSON, Mode.PARALLEL_TOOLS)
 ASKED: Any = {"model": "tiny", "response_model": Sum, "messages": MESSAGES, "max_tokens": 100}

@@ -156,7 +156,18 @@ def test_it_sleeps_and_goes_on(serve) -> None:
 
 def test_what_else_scripts_ask_of_it(serve, tmp_path) -> None:
     async def test(engine: AsyncLLMEngine) -> None:
+        for given in (
+            {"profile_prefix": "../a"},
+            {"max_iterations": 1},
+            {"profiler_kwargs": {1: 1}},
+        ):
+            with pytest.raises(ValidationError, match=next(iter(given))):
+                await engine.start_profile(**given)
+        with pytest.raises(ValidationError, match="start_profile"):
+            await engine.stop_profile()
         await engine.start_profile("one")
+        with pytest.raises(ValidationError, match="one record at a time"):
+            await engine.start_profile("two")
         cut = {"truncate_prompt_tokens": 2}
         stream = engine.generate(PROMPTS[0], GREEDY, "r", tokenization_kwargs=cut)
         assert [output async for output in stream][-1].prompt_token_ids == PROMPTS[0][-2:]
@@ -164,6 +175,14 @@ def test_what_else_scripts_ask_of_it(serve, tmp_path) -> None:
         for ask in (engine.get_tokenizer, lambda: engine.tokenizer):
             with pytest.raises(ValidationError, match="skip_tokenizer_init"):
                 ask()
+        with pytest.raises(ValidationError, match=r"collective_rpc.*features"):
+            await engine.collective_rpc("reset")
+        await engine.do_log_stats()
+        running = asyncio.create_task(one(engine, 1))
+        while not engine.get_num_unfinished_requests():
+            await asyncio.sleep(0)
+        await running
+        assert engine.get_num_unfinished_requests() == 0
         adapter = LoRARequest("a", 1, "/a")
         for stream in (
             engine.generate(PROMPTS[0], GREEDY, "r", lora_request=adapter),

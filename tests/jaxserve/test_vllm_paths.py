@@ -57,6 +57,25 @@ def test_a_path_of_vllm_resolves(path: str) -> None:
     assert all(hasattr(module, name) for name in module.__all__)
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "why"),
+    [
+        ("config", "KVTransferConfig", "pages stay in their engine"),
+        ("config", "PoolerConfig", "PoolingParams"),
+        ("config", "CacheConfig", "EngineConfig"),
+        ("config.kv_transfer", "KVTransferConfig", "pages stay in their engine"),
+        ("assets.image", "ImageAsset", "text, token ids"),
+        ("v1.sample.logits_processor", "LogitsProcessor", "features of your own"),
+        ("distributed.weight_transfer", "WeightTransferConfig", "read from files"),
+    ],
+)
+def test_what_only_vllm_has_is_refused_with_a_reason(module: str, name: str, why: str) -> None:
+    with pytest.raises(ImportError, match=f"there is no .*: .*{why}"):
+        exec(f"from jaxserve.{module} import {name}")
+    with pytest.raises(ImportError, match="No module named"):
+        import_module(f"jaxserve.v1.{module}ed")
+
+
 def test_every_name_of_the_package_loads() -> None:
     for name in jaxserve.__all__:
         found = getattr(jaxserve, name)

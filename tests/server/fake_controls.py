@@ -18,5 +18,11 @@ class FakeControls:
         self.asked.append(("wake_up", tags))
         return tags is None
 
+    async def start_profile(self, **asked: Any) -> None:
+        self.asked.append(("start_profile", asked["profile_prefix"]))
+
+    async def stop_profile(self) -> str:
+        return "trace.gz"
+
     async def is_sleeping(self) -> bool:
         return bool(self.asked) and self.asked[-1][0] != "wake_up"

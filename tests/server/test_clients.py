@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
 
 CLIENTS = ROOT / "tests" / "clients"
+ENVIRONMENT = ROOT / ".venv-clients"
 FLAGS = ("--tool-call-parser", "hermes", "--enable-auto-tool-choice", "--reasoning-parser", "qwen3")
 LENGTH = ("--max-model-len", "2048")  # dspy and agents explain a lot
 # Every role is one that the model knows.
@@ -129,6 +131,11 @@ def test_a_conversation_that_the_server_keeps(client: Any) -> None:
         respond(client, previous_response_id=first.id)
 
 
+def test_tokens_of_a_response_are_counted(client: Any) -> None:
+    counted = client.responses.input_tokens.count(model="tiny", input=ASK, tools=[TOOL])
+    assert counted.input_tokens == respond(client, tools=[TOOL]).usage.input_tokens
+
+
 def test_functions_of_responses(client: Any) -> None:
     told = respond(client, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
     (call,) = told.output
@@ -218,6 +225,28 @@ def test_tokens_of_messages_are_counted(claude: Any) -> None:
     assert counted.input_tokens == told.usage.input_tokens
 
 
+def test_fields_of_claude_code(claude: Any) -> None:
+    ephemeral = {"type": "ephemeral"}
+    asked: Any = {
+        "model": "tiny",
+        "max_tokens": 100,
+        "system": [{"type": "text", "text": "Be short.", "cache_control": ephemeral}],
+        "messages": MESSAGES,
+        "tools": [{**ANTHROPIC_TOOL, "cache_control": ephemeral}],
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "betas": ["context-management-2025-06-27", "effort-2025-11-24"],
+        "metadata": {"user_id": "user_1"},
+    }
+    told = claude.beta.messages.create(**asked)
+    assert told.context_management.applied_edits == [] and told.content
+    with claude.beta.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert final.context_management.applied_edits == []
+    assert final.usage.input_tokens == told.usage.input_tokens
+
+
 def test_tools_of_messages(claude: Any) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": True}
     given = {"tools": [ANTHROPIC_TOOL], "tool_choice": choice}
@@ -282,11 +311,23 @@ def test_langchain(server: Server) -> None:
 
 @pytest.mark.parametrize("script", sorted(file.name for file in CLIENTS.glob("*_calls.py")))
 def test_clients_that_need_an_environment_of_their_own(server: Server, script: str) -> None:
-    python = ROOT / ".venv-clients" / "bin" / "python"
+    python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
         pytest.skip("needs .venv-clients, which `make test-slow` makes")
+    run_client(server, str(python), script)
+
+
+def test_clients_of_node(server: Server) -> None:
+    node, modules = shutil.which("node"), ENVIRONMENT / "node_modules"
+    if node is None or not modules.exists():
+        pytest.skip("needs Node and .venv-clients, which `make test-slow` makes")
+    run_client(server, node, "node_calls.cjs", NODE_PATH=str(modules))
+
+
+def run_client(server: Server, program: str, script: str, **variables: str) -> None:
     done = subprocess.run(
-        [str(python), str(CLIENTS / script), server.url],
+        [program, str(CLIENTS / script), server.url],
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=240,

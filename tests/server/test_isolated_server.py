@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -126,3 +127,21 @@ def test_it_sleeps_through_a_death_and_answers_as_before() -> None:
                 assert sleeping() and ask(server).status_code == 503, "as the one that died"
             assert httpx.post(f"{server.url}/wake_up", timeout=60).json()["status"] == "awake"
             assert not sleeping() and ask(server).json()["choices"] == expected
+
+
+@pytest.mark.slow
+def test_it_records_the_engine_while_that_goes_on(tmp_path: Path) -> None:
+    flag = json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path)})
+    with running_server("none", "--profiler-config", flag) as server:
+
+        def post(path: str, **body: object) -> httpx.Response:
+            return httpx.post(f"{server.url}/{path}", json=body, timeout=60)
+
+        assert post("stop_profile").status_code == 400
+        assert post("start_profile", profile_prefix="one").status_code == 200
+        refused = post("start_profile")
+        assert refused.status_code == 400 and "one record at a time" in refused.text
+        expected = ask(server).json()["choices"]
+        file = Path(post("stop_profile").json()["trace"])
+        assert file.is_relative_to(tmp_path / "one") and file.stat().st_size > 0
+        assert ask(server).json()["choices"] == expected

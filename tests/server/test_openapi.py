@@ -26,7 +26,9 @@ class Lasting(FakeEngine):
 
 APP = create_app(
     Lasting("ok", enable_embeddings=True),
-    options=Options(tracks_load=True, tells_tokenizer=True, has_control_routes=True),
+    options=Options(
+        tracks_load=True, tells_tokenizer=True, has_control_routes=True, profile_folder="/folder"
+    ),
 )
 APP.state.service.controls = FakeControls()
 schema = schemathesis.openapi.from_dict(TestClient(APP).get("/openapi.json").json())

@@ -33,8 +33,10 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/detokenize": [{"tokens": [97]}],
 }
 # what answers with no JSON
-OTHERS = ("/metrics", "/docs", "/engine/stream", "/reset_prefix_cache")
-OPTIONS = Options(tracks_load=True, tells_tokenizer=True, has_control_routes=True)
+OTHERS = ("/metrics", "/docs", "/engine/stream", "/reset_prefix_cache", "/start_profile")
+OPTIONS = Options(
+    tracks_load=True, tells_tokenizer=True, has_control_routes=True, profile_folder="/folder"
+)
 
 
 @pytest.fixture(scope="module")

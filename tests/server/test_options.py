@@ -48,6 +48,8 @@ def test_flags_become_options() -> None:
             '{"enable_thinking": false}',
             "--root-path",
             "/api",
+            "--profiler-config",
+            '{"profiler": "torch", "torch_profiler_dir": "/folder"}',
         )
     )
     variables = {"enable_thinking": False}
@@ -57,7 +59,10 @@ def test_flags_become_options() -> None:
         tracks_load=True,
         template_variables=variables,
         root_path="/api",
+        profile_folder="/folder",
     )
+    with pytest.raises(ValidationError, match=r"--profiler-config\.max_iterations"):
+        options(parsed("--profiler-config", '{"max_iterations": 3}'))
     for field, value in (("root_path", "api"), ("template_variables", {"messages": 1})):
         with pytest.raises(ValidationError):
             Options(**{field: value})  # type: ignore[arg-type]
@@ -162,6 +167,20 @@ def test_routes_of_sleep(engine: FakeEngine) -> None:
     engine.is_ready = False
     assert client.post("/wake_up").headers["retry-after"] == "5"
     assert controls.asked == [*asked, asked[-1]]
+
+
+def test_routes_of_a_profile(engine: FakeEngine) -> None:
+    absent = client_of(engine).post("/start_profile")
+    assert absent.status_code == 404 and "--profiler-config" in absent.json()["error"]["message"]
+    client = client_of(engine, profile_folder="/folder")
+    controls = client.app.state.service.controls = FakeControls()  # type: ignore[attr-defined]
+    bench = {"profile_prefix": "one", "prompt": "what benchmarks send"}
+    for body in (None, bench):
+        assert client.post("/start_profile", json=body).status_code == 200
+    assert controls.asked == [("start_profile", None), ("start_profile", "one")]
+    refused = client.post("/start_profile", json={"profile_prefix": 1})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "profile_prefix"
+    assert client.post("/stop_profile").json() == {"trace": "trace.gz"}
 
 
 def test_a_paused_engine_is_healthy_and_takes_no_requests(engine: FakeEngine) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.config.vllm_arguments import ARGUMENTS, RENAMED
+from jaxserve.config.vllm_arguments import ANY, ARGUMENTS, RENAMED
 from jaxserve.errors import ValidationError
 from server.cli import build_parser
 from server.commands.engine_flags import engine_config
@@ -72,6 +72,11 @@ def test_the_runner_of_embeddings_is_the_setting(runner: str, embeds: bool) -> N
     args = build_parser("serve").parse_args(["serve", "--runner", runner])
     check_vllm_flags(args)
     assert engine_config(args).enable_embeddings is embeds
+
+
+def test_every_refusal_has_a_reason() -> None:
+    for name, argument in (SERVER_ARGUMENTS | ARGUMENTS).items():
+        assert argument.passes == ANY or argument.instead, name
 
 
 def test_no_flag_is_in_two_tables() -> None:

@@ -41,6 +41,8 @@ CASES = [
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
         Read("Yes.", "Hm.", []),
     ),
+    ("qwen3", True, "Hm. <tool_call>{}", Read("<tool_call>{}", "Hm. ", [])),
+    ("mistral", False, "[THINK]a[TOOL_CALLS]f", Read("[TOOL_CALLS]f", "a", [])),
     ("mistral", False, "[THINK]a[/THINK]b </think>", Read("b </think>", "a", [])),
 ]
 
@@ -98,6 +100,7 @@ def test_a_constraint_begins_in_the_final_message(header: str) -> None:
     ("name", "tokens", "count"),
     [
         ("qwen3", ["<think>", "a", "b", "</think>", "c"], 2),
+        ("qwen3", ["<think>", "a", "<tool_call>", "{}"], 1),
         ("granite", ["Here's", " my thought process:", "a", "Here is my", " response:", "b"], 1),
         (
             "openai_gptoss",
