@@ -66,6 +66,9 @@ class EngineView(NamedTuple):
             page in the two lowest bits, above them 1 + the slot of a request that owns it, 0 for
             none. A cell of several pages shows the one with the highest state.
         seconds: that making this view took.
+        num_host_pages: pages of the host's memory; 0: no page leaves the device.
+        host_pages_per_cell: of them that a cell of their map stands for.
+        host_cells: their map, as `cells`: a `HostPageState` each, of several the highest.
     """
 
     num_slots: int
@@ -75,3 +78,6 @@ class EngineView(NamedTuple):
     pages_per_cell: int
     cells: bytes
     seconds: float
+    num_host_pages: int = 0
+    host_pages_per_cell: int = 1
+    host_cells: bytes = b""
