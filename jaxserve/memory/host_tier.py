@@ -158,7 +158,8 @@ class HostTier:
         if self._cold is None:
             return 0
         before = len(self._pages)
-        future = self._read(self._cold, self._cold.newest(len(self._free)))
+        keys = self._cold.newest(len(self._free))
+        future = self._read(self._cold, keys[::-1])  # what is read first is given away first
         if future is not None:
             future.result()
         self._settle()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.boundary.messages import TierStats
+from jaxserve.boundary.messages import Abort, TierStats
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import ValidationError
 from jaxserve.execution.host_pages import HostPages
@@ -168,6 +168,8 @@ def test_a_restart_finds_pages_in_files_and_a_stall_delays_only_who_needs_them(
     waits, other = (request(i, p, 9, temperature=0.0) for i, p in enumerate([prompt, [9] * 30]))
     arrive(engine, waits)
     arrive(engine, other)
+    arrive(engine, request(2, prompt, 9, temperature=0.0))
+    engine.handle(Abort(["r2"]))
     ends: list[str] = []
     page_waits: list[float] = []
 
@@ -188,6 +190,10 @@ def test_a_restart_finds_pages_in_files_and_a_stall_delays_only_who_needs_them(
         tokens += [t for name, t in zip(output.sequence_ids, output.tokens) if name == "r0"]
     assert tokens == expected[0][0] and tiers(engine).num_read == 4
     assert max(page_waits) > 0 and engine.stats().pages.num_found == 32
+    while engine.has_work:
+        step()
+    assert "r2" not in ends
+    engine.scheduler.check_integrity()
 
     # whose disk never answers is computed
     monkeypatch.setattr("jaxserve.engine.request_intake.PATIENCE_S", 0.01)
