@@ -533,12 +533,6 @@ class EngineConfig:
                 "kv_cache_scales", self.kv_cache_scales, "none unless kv_cache_dtype is fp8_e4m3"
             )
 
-        if self.kv_offloading_size and not self.enable_prefix_caching:
-            raise ValidationError(
-                "kv_offloading_size",
-                self.kv_offloading_size,
-                "none without enable_prefix_caching, by which pages are found again",
-            )
         if self.kv_offloading_path is not None and not self.kv_offloading_size:
             allowed = "none without kv_offloading_size, whose pages are written there"
             raise ValidationError("kv_offloading_path", self.kv_offloading_path, allowed)

@@ -39,7 +39,7 @@ from jaxserve.execution.features import (
 from jaxserve.execution.features.own_features import chosen_features, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
-from jaxserve.execution.host_pages import MOST_LEAVING, MOVES, TRIES, HostPages, pack_moves
+from jaxserve.execution.host_pages import MOST_LEAVING, MOVES, HostPages, pack_moves
 from jaxserve.execution.memory_plan import Demand, temporary_bound
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
@@ -261,18 +261,15 @@ class Runner:
         """The pages in the host's memory, once it is warm; None: there are none."""
         return self._host_pages
 
-    def move_costs(self) -> MoveCosts:
-        """What it takes to move host pages back, and to compute what they hold; once it is warm.
+    def move_costs(self, page_seconds: float) -> MoveCosts:
+        """What it takes to move host pages back, measured; once it is warm.
 
-        Prompts are computed at the speed of the largest program, which runs idle.
+        Args:
+            page_seconds: that the tokens of a page take to be computed.
         """
         assert self._host_pages is not None and self.state is not None
-        able = [p for p in self.programs.programs if p.layout.shape.num_prefill]
-        program = max(able, key=lambda program: program.layout.shape.num_prefill)
-        seconds = min([self._idle_run(program) for _ in range(TRIES)])
-        of_page = seconds / program.layout.shape.num_prefill * self.cache.page_size
         state, self.state = self.state, None
-        costs, self.state = self._host_pages.costs(state, of_page)
+        costs, self.state = self._host_pages.costs(state, page_seconds)
         return costs
 
     def weights_digest(self) -> bytes:

@@ -28,6 +28,7 @@ from jaxserve.loading.cold_tier import cold_store
 from jaxserve.loading.engine_plan import EnginePlan, choose, decide, fetch_weights
 from jaxserve.loading.hub import ModelFiles, locate
 from jaxserve.loading.load_progress import LoadProgress
+from jaxserve.loading.move_costs import measure_costs
 from jaxserve.memory.host_tier import HostTier
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.tier import Tier
@@ -165,8 +166,6 @@ def build(
     if keep_steps:
         runner.keep_steps(cache_folder, decided.of_steps)
     _compile(runner, config, cache_folder, report)
-    if own is not None:
-        _settle(own, runner, report, preload=asked.kv_offloading_preload)
     grammars = None
     if not asked.skip_tokenizer_init:
         grammars = GrammarCompiler(
@@ -177,7 +176,10 @@ def build(
         footprint = _footprint(decided, mesh, runner)
         cost = ModelCost(decided.model, *footprint, devices=mesh.size)
     overlap = asked.overlap
-    return Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
+    engine = Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
+    if own is not None:
+        _settle(own, engine, report, preload=asked.kv_offloading_preload)
+    return engine
 
 
 def load_bare(config: EngineConfig) -> tuple[Model, ModelFiles]:
@@ -273,19 +275,20 @@ def _compile(
     report.say(f"compiled {programs} programs in {time.monotonic() - begin:.1f} s ({kept})")
 
 
-def _settle(tier: HostTier, runner: Runner, report: LoadProgress, *, preload: bool) -> None:
+def _settle(tier: HostTier, engine: Engine, report: LoadProgress, *, preload: bool) -> None:
     """Measure whether cached pages are sooner moved or computed, and have the tier know.
 
     Args:
-        tier: made for this runner; files may fill its pages from now on.
-        runner: warmed up.
+        tier: of the engine; files may fill its pages from now on.
+        engine: that has served nothing yet.
         report: told what was measured.
         preload: whether files fill its pages now.
     """
-    assert runner.host_pages is not None
-    tier.fill = runner.host_pages.fill
+    host_pages = engine.runner.host_pages
+    assert host_pages is not None
+    tier.fill = host_pages.fill
     with report.phase("measuring moves of pages"):
-        costs = tier.costs = runner.move_costs()
+        costs = tier.costs = measure_costs(engine)
     moved, computed = costs.call_seconds / costs.pages, costs.recompute_seconds
     verdict = "pages come back" if costs.pays(costs.pages) else "pages are computed again"
     report.say(

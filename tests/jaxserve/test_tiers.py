@@ -227,6 +227,7 @@ def test_an_engine_serves_without_a_folder_that_it_cannot_use(
     [
         ({"kv_offloading_size": 1e6}, r"kv_offloading_size=1000000.0 .* at most .* GiB"),
         ({"kv_offloading_size": 1e-9}, "at least one page"),
+        ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"kv_offloading_path": "x"}, "kv_offloading_path='x' .*kv_offloading_size"),
         ({"kv_offloading_size": 1, "kv_offloading_preload": True}, "kv_offloading_path"),
     ],
@@ -262,4 +263,6 @@ def test_a_start_measures_what_pays(model_folder: Callable[..., Path]) -> None:
     engine = load_engine(config, progress=said.append).engine
     (line,) = [one for one in said if one.startswith("host memory:")]
     assert "KV pages; a page is moved back in" in line
+    stats = engine.stats()
+    assert (stats.num_steps, stats.pages.num_cached, stats.pages.num_queried) == (0, 0, 0)
     engine.close()

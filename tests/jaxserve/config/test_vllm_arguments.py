@@ -96,8 +96,6 @@ def test_swap_space_is_the_size_of_the_hosts_memory_for_pages() -> None:
         ValidationError, match=r"kv_offloading_backend='lmcache'.*kv_offloading_path"
     ):
         own_settings({"kv_offloading_backend": "lmcache"})
-    with pytest.raises(ValidationError, match=r"kv_offloading_size.*enable_prefix_caching"):
-        EngineConfig(model="m", kv_offloading_size=1, enable_prefix_caching=False)
 
 
 def test_a_value_that_is_refused_has_its_reason() -> None:
