@@ -105,6 +105,8 @@ class HostTier:
         """A host page for what a key names; None: the next one to give away is being filled."""
         if self._free:
             page = self._free.pop()
+        elif not self._pages:  # all are being filled with what is forgotten
+            return None
         else:
             oldest = self._oldest()
             page = self._pages[oldest]

@@ -56,6 +56,18 @@ def test_what_is_on_its_way_is_neither_found_nor_given_away() -> None:
     tier.check_integrity()
 
 
+def test_pages_that_are_filled_with_what_is_forgotten_are_not_to_be_had() -> None:
+    tier = told(1)
+    page = tier.leaves(KEYS[0])
+    assert page is not None
+    note = tier.leaving(page)
+    tier.forget_all()
+    assert tier.leaves(KEYS[1]) is None and tier.stats().num_lost == 1
+    tier.landed(page, note, [])
+    assert tier.leaves(KEYS[1]) == page
+    tier.check_integrity()
+
+
 def test_a_move_that_takes_longer_than_computing_is_not_made() -> None:
     tier = HostTier(9, MoveCosts(pages=4, call_seconds=1.0, recompute_seconds=0.4))
     for key in KEYS[:6]:
