@@ -179,6 +179,7 @@ class Watch:
     def _frame_of(self, view: EngineView) -> Frame:
         engine = self._service.engine
         cells, before = np.frombuffer(view.cells, "<u2"), self._cells
+        host_cells = np.frombuffer(view.host_cells, "<u2")
         self._cells = cells
         now = time.monotonic()
         new_bins = self._timeline.take(engine.history, now)
@@ -200,6 +201,11 @@ class Watch:
             "slots": [[*row, round(one.age, 2)] for row, one in zip(rows, view.slots, strict=True)],
             "queues": [[one.rank, one.num_waiting, round(one.oldest, 2)] for one in view.queues],
             "counts": self._counts(),
+            "host": {
+                "pages": view.num_host_pages,
+                "per": view.host_pages_per_cell,
+                "cells": runs(host_cells),
+            },
         }
         number = 1 if self._frame is None else self._frame.number + 1
         return Frame(number, common, whole, changed, view.slots, self._service)
@@ -218,6 +224,8 @@ class Watch:
             "page_size": pages.page_size,
             "queried": pages.num_queried,
             "found": pages.num_found,
+            "offloaded": pages.tiers.num_out,
+            "restored": pages.tiers.num_back,
             "work": None if stats.work is None else [stats.work.flops, stats.work.read_bytes],
             **metrics.totals(),
         }

@@ -2,9 +2,10 @@
 """Random operations on the scheduler, with everything checked behind each of them.
 
 A device in pure Python runs the steps and fails if a row reads a cell that does not hold the row's
-own token. Behind each operation pages and slots must have exactly their right owners, behind
-each request every token must be the one that its context gives, seen once and in order; every
-request must end. A beam search must find what it finds alone, unless it gave beams up and may.
+own token. Most engines have pages in the host's memory too, to which copies take their time or are
+lost. Behind each operation pages and slots must have exactly their right owners, behind each
+request every token must be the one that its context gives, seen once and in order; every request
+must end. A beam search must find what it finds alone, unless it gave beams up and may.
 
     python -m benchmarks.verify.scheduler_proof --operations 1000000
 """
@@ -23,6 +24,7 @@ from typing import Any
 from benchmarks.verify.proved_search import EOS, VOCAB, Search
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.reports import TokenLogprobs
+from jaxserve.memory.host_tier import HostTier
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.params.beam_search_params import BeamSearchParams
@@ -75,7 +77,12 @@ class Episode:
         full, windowed = rng.choice([(1, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 1)])
         prefill, window = rng.randint(1, budget), rng.choice([1, 3, 8, 17])
         groups = PageGroups(full, windowed, window, ahead=prefill + 2 * (1 + self._drafts))
-        num_pages = groups.most_held(self._longest, size) + rng.randint(0, 16) + 1
+        tier = HostTier(rng.randint(1, 60)) if not windowed and rng.random() < 0.8 else None
+        if tier is not None:
+            tier.is_told = rng.random() < 0.7
+            counts["episodes with pages of the host"] += 1
+        spare = rng.randint(0, 16 if tier is None else 3)
+        num_pages = groups.most_held(self._longest, size) + spare + 1
         self._most_bias = 8
         limits = SchedulerLimits(
             max_num_seqs=slots,
@@ -87,14 +94,20 @@ class Episode:
         )
         policy = rng.choice(sorted(POLICIES))
         caching = rng.random() < 0.8
-        pages = PageManager(num_pages, size, caching=caching, groups=groups)
+        self._lands = tier is not None and tier.is_told
+        pages = PageManager(num_pages, size, caching=caching, tier=tier, groups=groups)
         turns = Turns(self._most_bias, lambda request: len(request.params.logit_bias or ()))
         self.scheduler = Scheduler(limits, pages, ClientTurns(POLICIES[policy]), [turns])
         self._beams = BeamGroups(self.scheduler)
         self._searches: dict[str, Search] = {}
         self._search_of: dict[str, Search] = {}  # by the ids of members
         self._device = FakeDevice(
-            num_pages=num_pages, page_size=size, num_slots=slots, vocab=VOCAB, groups=groups
+            num_pages=num_pages,
+            page_size=size,
+            num_slots=slots,
+            vocab=VOCAB,
+            groups=groups,
+            landing=tier if self._lands else None,
         )
         self._prefixes = [self._tokens(self._longest) for _ in range(3)]
         self._requests: dict[str, Request] = {}  # those that were made
@@ -138,6 +151,10 @@ class Episode:
             assert search.found is not None
             self._counts["sequences found by searches"] += len(search.found)
             self._counts["beams computed"] += len(search.members)
+        tiers = self.scheduler.page_stats().tiers
+        self._counts["pages to the host"] += tiers.num_out
+        self._counts["pages back"] += tiers.num_back
+        self._counts["pages that found no room there"] += tiers.num_lost
         self._counts["preemptions"] += self.scheduler.num_preemptions
         self._counts["beams given up for want of pages"] += self._beams.num_shrinks
 
@@ -290,6 +307,12 @@ class Episode:
             self._decided[request.request_id] |= {*range(length - len(tokens), length)}
             self._counts["forced"] += 1
 
+    def land(self) -> None:
+        """Copies to the host end, or some are lost; in an episode that is told of them."""
+        if self._lands:
+            count = self._rng.randint(1, 30)
+            self._device.land(count, lost=self._rng.choice([0, 0, 0, 1, count]))
+
     def reset(self) -> None:
         """Forget what was computed so far."""
         self.scheduler.reset_prefix_cache()
@@ -359,6 +382,7 @@ OPERATIONS: dict[str, tuple[float, Callable[[Episode], Any]]] = {
     "fork": (0.5, Episode.fork),
     "force": (0.5, Episode.force),
     "reset": (0.02, Episode.reset),
+    "land": (6.0, Episode.land),
 }
 
 

@@ -67,6 +67,9 @@ class EngineView(NamedTuple):
             none. A cell of several pages shows the one with the highest state.
         seconds: that making this view took.
         profile: the folder that the engine's work is recorded into; "": it is not.
+        num_host_pages: pages of the host's memory; 0: no page leaves the device.
+        host_pages_per_cell: of them that a cell of their map stands for.
+        host_cells: their map, as `cells`: a `HostPageState` each, of several the highest.
     """
 
     num_slots: int
@@ -77,3 +80,6 @@ class EngineView(NamedTuple):
     cells: bytes
     seconds: float
     profile: str = ""
+    num_host_pages: int = 0
+    host_pages_per_cell: int = 1
+    host_cells: bytes = b""

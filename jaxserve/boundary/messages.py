@@ -195,6 +195,40 @@ class Refusal(NamedTuple):
         return ValidationError(self.field, Verbatim(self.value), self.allowed)
 
 
+class TierStats(NamedTuple):
+    """The tiers below the device's pages at one moment, and what has moved since the start.
+
+    Attributes:
+        num_host_pages: pages of the host's memory.
+        num_held: those that hold what a key names, or will hold it.
+        num_arriving: those of them that a copy is on its way to.
+        num_out, num_back: pages that were moved out of the device, and back into it.
+        num_lost: pages that were dropped, because no host page could take them.
+        num_recomputed: pages that the host had, and that were sooner computed than moved.
+        num_files, file_bytes: of pages in files.
+        num_read: pages that were read of files.
+        num_unwritten: pages that no file was written for, see `ColdStore`.
+    """
+
+    num_host_pages: int = 0
+    num_held: int = 0
+    num_arriving: int = 0
+    num_out: int = 0
+    num_back: int = 0
+    num_lost: int = 0
+    num_recomputed: int = 0
+    num_files: int = 0
+    file_bytes: int = 0
+    num_read: int = 0
+    num_unwritten: int = 0
+
+    def after(self, earlier: TierStats) -> TierStats:
+        """These counts plus those of an earlier engine, which has died."""
+        counts = "num_out", "num_back", "num_lost", "num_recomputed", "num_read", "num_unwritten"
+        sums = {name: getattr(self, name) + getattr(earlier, name) for name in counts}
+        return self._replace(**sums)
+
+
 class PageStats(NamedTuple):
     """The KV pages at one moment, and the prefix cache's counts since the engine started.
 
@@ -207,6 +241,7 @@ class PageStats(NamedTuple):
         num_tokens: tokens with keys and values in owned pages, now or after the step; counted for
             each group of layers that has pages of its own.
         num_queried, num_found: prompt tokens that the prefix cache looked for, and found.
+        tiers: what lies below the device's pages.
     """
 
     num_pages: int = 0
@@ -217,6 +252,7 @@ class PageStats(NamedTuple):
     page_size: int = 1
     num_queried: int = 0
     num_found: int = 0
+    tiers: TierStats = TierStats()
 
 
 class EngineStats(NamedTuple):
@@ -247,6 +283,7 @@ class EngineStats(NamedTuple):
             pages=pages._replace(
                 num_queried=pages.num_queried + before.num_queried,
                 num_found=pages.num_found + before.num_found,
+                tiers=pages.tiers.after(before.tiers),
             ),
             num_integrity_failures=self.num_integrity_failures + earlier.num_integrity_failures,
             num_beam_shrinks=self.num_beam_shrinks + earlier.num_beam_shrinks,

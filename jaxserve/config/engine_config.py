@@ -42,6 +42,7 @@ PATHS = (
     "tokenizer",
     "download_dir",
     "kv_cache_scales",
+    "kv_offloading_path",
     "generation_config",
     "chat_template",
 )
@@ -290,6 +291,30 @@ class EngineConfig:
         "Keep what full KV pages hold after their requests have ended, until the pages are needed, "
         "so that prompts with the same beginning compute the rest alone.",
     )
+    kv_offloading_size: float | None = cache_setting(
+        None,
+        Number(0.0, unit="GiB", metavar="GIB"),
+        "Host memory for KV pages that the device has no room for: they come back where that takes "
+        "less time than to compute them; swap_space is another name for it. None, 0: no page "
+        "leaves ([tiers.md](tiers.md)).",
+    )
+    kv_offloading_path: str | None = cache_setting(
+        None,
+        Text("FOLDER"),
+        "Folder that keeps copies of the pages of kv_offloading_size as files, for this engine and "
+        "for later starts with the same model; none: no page is written to a disk.",
+    )
+    kv_offloading_path_size: float = cache_setting(
+        16.0,
+        Number(above=0.0, unit="GiB", metavar="GIB"),
+        "Most that these files take; the least recently used are removed first.",
+    )
+    kv_offloading_preload: bool = cache_setting(
+        False,
+        Switch(),
+        "Fill the host memory of kv_offloading_size with the newest files of kv_offloading_path "
+        "before the engine is ready.",
+    )
     keep_window_only: bool = cache_setting(
         True,
         Switch(),
@@ -507,6 +532,13 @@ class EngineConfig:
             raise ValidationError(
                 "kv_cache_scales", self.kv_cache_scales, "none unless kv_cache_dtype is fp8_e4m3"
             )
+
+        if self.kv_offloading_path is not None and not self.kv_offloading_size:
+            allowed = "none without kv_offloading_size, whose pages are written there"
+            raise ValidationError("kv_offloading_path", self.kv_offloading_path, allowed)
+        if self.kv_offloading_preload and self.kv_offloading_path is None:
+            allowed = "false without kv_offloading_path"
+            raise ValidationError("kv_offloading_preload", True, allowed)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ SHORT = {
     "tensor_parallel_size": "-tp",
     "quantization": "-q",
     "scheduling_policy": "--scheduler-cls",
+    "kv_offloading_size": "--swap-space",
 }
 _FACTORS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 

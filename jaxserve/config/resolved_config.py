@@ -28,7 +28,7 @@ class CacheSettings:
     Attributes:
         page_size: tokens a page.
         num_pages: trash page included; 0 until memory is planned.
-        num_host_pages: kept in the host's memory, of pages that a tier moves there.
+        num_host_pages: of the host's memory, for what the device has no room for.
     """
 
     page_size: int

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.settings import defaults_of
 from jaxserve.errors import ValidationError
 
 logger = logging.getLogger(__name__)
@@ -20,7 +22,8 @@ logger = logging.getLogger(__name__)
 ANY = "any"
 UNASKED: tuple[Any, ...] = (None, False, {}, [], "")  # of what is refused
 
-RENAMED = {"scheduler_cls": "scheduling_policy"}  # its classes are policies
+# the classes of a scheduler are policies
+RENAMED = {"scheduler_cls": "scheduling_policy", "swap_space": "kv_offloading_size"}
 
 
 class Argument(NamedTuple):
@@ -86,7 +89,9 @@ def own_settings(
     for name, value in _in_own_words(given).items():
         argument = arguments.get(name)
         if name in RENAMED:
-            renamed |= {} if value is None else {RENAMED[name]: value}
+            if value is not None:
+                _require_one(given, name, value)
+                renamed[RENAMED[name]] = value
         elif argument is None:
             kept[name] = value
         elif argument.passes is None:
@@ -104,6 +109,13 @@ def own_settings(
     if passed:
         logger.info("arguments without a meaning here: %s", ", ".join(sorted(passed)))
     return kept | renamed
+
+
+def _require_one(given: Mapping[str, Any], name: str, value: Any) -> None:
+    """Raises ValidationError where the setting that an argument stands for has another value."""
+    known = RENAMED[name]
+    if given.get(known) not in (None, value, defaults_of(EngineConfig)[known]):
+        raise ValidationError(name, value, f"nothing beside {known}={given[known]!r}")
 
 
 def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:

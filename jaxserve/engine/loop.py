@@ -287,6 +287,7 @@ class Engine:
         self._arrivals.close()
         self.features.close()
         self.runner.close()
+        self.scheduler.pages.close()
         gc.unfreeze()  # `load_engine` froze what was alive then
 
 

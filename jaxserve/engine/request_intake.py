@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxserve.boundary.messages import AddGroup, Refusal
 from jaxserve.engine.features import EngineFeatures, shared_of
 from jaxserve.engine.waiting_room import WaitingRoom
+from jaxserve.memory.cold_store import PATIENCE_S
 from jaxserve.observability.step_clock import StepClock
 from jaxserve.request.request import Request
 from jaxserve.scheduling.beams import BeamGroups
@@ -21,6 +24,14 @@ logger = logging.getLogger(__name__)
 
 ABORTS_A_STEP = 2048
 BEGIN_WAIT_S = 0.005  # that a step without other work waits for what features have begun
+
+
+class Parked(NamedTuple):
+    """A request that waits for pages of a slow tier, and when it waits no longer."""
+
+    request: Request
+    fetched: Future[None]
+    deadline: float
 
 
 class RequestIntake:
@@ -39,6 +50,7 @@ class RequestIntake:
         self._scheduler, self._features = scheduler, features
         self._beams, self._clock = beams, clock
         self._waiting = WaitingRoom()
+        self._parked: list[Parked] = []
         self._to_abort: list[str] = []
         # sequences that ended with an error of their own, see `StepOutput.failed`
         self._failed: dict[str, Refusal | None] = {}
@@ -50,7 +62,7 @@ class RequestIntake:
         return bool(self._failed)
 
     def __bool__(self) -> bool:
-        return bool(self._waiting) or bool(self._failed)
+        return bool(self._waiting or self._parked or self._failed)
 
     def add(self, asked: AddGroup) -> None:
         """Queue what a message asks for, once the features are ready for it.
@@ -79,6 +91,8 @@ class RequestIntake:
                 except Exception as error:  # as in `add`
                     self._fail_message(asked, error)
                 self._to_abort += [name for name in asked.sequence_ids if name in aborted]
+        if self._parked:
+            self._unpark(BEGIN_WAIT_S if idle else 0.0)
         if self._to_abort:
             self._abort_some()
 
@@ -111,6 +125,7 @@ class RequestIntake:
 
     def close(self) -> None:
         self._waiting.clear()
+        self._parked.clear()
 
     def _queue(self, asked: AddGroup, shared: Mapping[str, Any]) -> None:
         first, seed = asked.sequence_ids[0], asked.seeds[0]
@@ -133,10 +148,35 @@ class RequestIntake:
                     dict(zip(ids, seeds, strict=True)),
                     lambda name, seed, group: make(name, seed, group, rest),
                 )
-            self._scheduler.add(make(first, seed, group, asked))
+            self._schedule(make(first, seed, group, asked))
         self._clock.added(first, asked.queueing.arrival_time)
         if shared:
             self._queued.append(first)
+
+    def _schedule(self, request: Request) -> None:
+        """Give the scheduler a request, once pages that it can wait for are there."""
+        fetched = self._scheduler.pages.fetch(request)
+        if fetched is None:
+            self._scheduler.add(request)
+            return
+        request.lacks_pages_since = now = time.monotonic()
+        self._parked.append(Parked(request, fetched, now + PATIENCE_S))
+
+    def _unpark(self, seconds: float = 0.0, sequence_id: str | None = None) -> None:
+        """Give the scheduler what need not wait any longer, and the request of a sequence."""
+        if seconds:
+            wait([one.fetched for one in self._parked], seconds, FIRST_COMPLETED)
+        now, parked = time.monotonic(), self._parked
+        self._parked = []
+        for one in parked:
+            request = one.request
+            is_named = sequence_id in request.asked.sequence_ids
+            if not (one.fetched.done() or now > one.deadline or is_named):
+                self._parked.append(one)
+                continue
+            # there may have been a reset since
+            request.cache_root, request.page_keys = None, None
+            self._scheduler.add(request)
 
     def _fail_message(self, asked: AddGroup, error: Exception) -> None:
         for sequence_id in reversed(asked.sequence_ids[1:]):
@@ -152,5 +192,7 @@ class RequestIntake:
         """End a sequence wherever it is, if it is."""
         self._features.ended(sequence_id)
         self._clock.aborted(sequence_id)
+        if self._parked:
+            self._unpark(sequence_id=sequence_id)
         if not self._beams.abort(sequence_id) and not self._waiting.abort(sequence_id):
             self._scheduler.abort(sequence_id)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.execution.device_state import DeviceState
-from jaxserve.memory.tier import Move
+from jaxserve.memory.host_tier import MoveCosts
+from jaxserve.memory.tier import Landing, Move
 from jaxserve.models.kv_cache import KVPages
 
 MOVES = 8  # pages of one call; more take several
 OUT, BACK = "pages out", "pages back"  # the commands
 SIZE = 2 * MOVES  # of their operand: pairs (device page, host page), with trash pages at the end
+MOST_LEAVING = 256  # pages whose copies take the device's memory at once
+STALL_S = 0.25  # that a step waits for room among them, once in a stall
+TRIES = 3  # of a measurement
 
 
 def pack_moves(moves: Sequence[Move]) -> Iterator[tuple[str, np.ndarray]]:
@@ -30,8 +39,25 @@ def pack_moves(moves: Sequence[Move]) -> Iterator[tuple[str, np.ndarray]]:
             yield OUT if leaves else BACK, np.pad(now, (0, SIZE - len(now)))
 
 
+class Leaving(NamedTuple):
+    """Copies of pages on their way to the host.
+
+    Attributes:
+        hosts: the host page of each row that is to be kept, by row.
+        notes: of the listener, a row.
+        pages: the copies on the device.
+    """
+
+    hosts: dict[int, int]
+    notes: dict[int, Any]
+    pages: KVPages
+
+
 class HostPages:
     """As many pages as were asked for, of all layers; each process keeps what its devices have.
+
+    A thread brings what leaves to the host, so that no step waits for it. Where that thread is
+    held up, pages that leave are dropped, which the listener hears.
 
     Args:
         state: of the device, shapes with their shardings.
@@ -39,9 +65,10 @@ class HostPages:
         num_pages: of the host.
         compile: compiles a function of arrays, an int32 operand of a size and perhaps more arrays,
             which returns `made` or the first arrays.
+        landing: is told of pages that leave; None: nobody is, and none is dropped.
 
     Attributes:
-        calls: by command what runs it: (device state, operand) -> the state afterwards.
+        close: ends the thread, once what is on its way has arrived.
     """
 
     def __init__(
@@ -50,6 +77,7 @@ class HostPages:
         num_layers: int,
         num_pages: int,
         compile: Callable[..., Any],
+        landing: Landing | None = None,
     ):
         def moved(leaf: Any) -> Any:  # of the pages of a call
             where = PartitionSpec(None, None, *leaf.sharding.spec[1:])
@@ -67,45 +95,144 @@ class HostPages:
             return state._replace(kv=state.kv.put(places(state.kv, operand), pages))
 
         self._moved = jax.tree.map(moved, state.kv)
-        self._held = jax.tree.map(
-            lambda like: np.zeros((num_pages, *like.shape[1:]), like.dtype), self._moved
-        )
-        self._leaving: list[tuple[np.ndarray, KVPages]] = []  # on their way
+        # as integers of the same size: NumPy copies these without the interpreter's lock
+        self._held = [
+            np.zeros((num_pages, *like.shape[1:]), f"u{like.dtype.itemsize}")
+            for like in jax.tree.leaves(self._moved)
+        ]
+        self._landing = landing
         self._take = compile(take, state, SIZE, made=self._moved)
         self._put = compile(put, state, SIZE, self._moved)
-        self.calls = {OUT: self._out, BACK: self._back}
+        self._queue: queue.SimpleQueue[Leaving | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._pending: Counter[int] = Counter()  # host pages that are being filled, how often
+        self._is_stalled = False
+        self._error: BaseException | None = None
+        self.close = weakref.finalize(self, self._queue.put, None)
+        threading.Thread(
+            target=_bring_all, args=(self._queue, weakref.ref(self)), name="host-pages", daemon=True
+        ).start()
+
+    @property
+    def calls(self) -> dict[str, Callable[[DeviceState, Any], DeviceState]]:
+        """By command what runs it: (device state, operand) -> the state afterwards."""
+        return {OUT: self._out, BACK: self._back}
+
+    def view(self, host_page: int) -> list[np.ndarray]:
+        """A host page: of each array a part."""
+        return [held[host_page] for held in self._held]
+
+    def fill(self, host_page: int, data: bytes) -> None:
+        """Write what the parts of a view held, one behind the other, into a host page.
+
+        Any thread may call it, while nothing else writes to the page.
+        """
+        begin = 0
+        for part in self.view(host_page):
+            found = np.frombuffer(data, part.dtype, part.size, begin)
+            part[...] = found.reshape(part.shape)
+            begin += part.nbytes
+
+    def costs(self, state: DeviceState, page_seconds: float) -> tuple[MoveCosts, DeviceState]:
+        """What moves take now, and the state afterwards: trash pages are moved.
+
+        Args:
+            state: of the device; it is taken away.
+            page_seconds: that the tokens of a page take to be computed.
+        """
+        seconds = []
+        for _ in range(TRIES):
+            begin = time.monotonic()
+            state = jax.block_until_ready(self._back(state, np.zeros(SIZE, np.int32)))
+            seconds.append(time.monotonic() - begin)
+        return MoveCosts(MOVES, min(seconds), page_seconds), state
 
     def _out(self, state: DeviceState, operand: Any) -> DeviceState:
-        self._arrive(wait=False)
+        pairs = np.asarray(operand).reshape(MOVES, 2).tolist()
+        hosts = {row: host for row, (page, host) in enumerate(pairs) if page}
+        notes: dict[int, Any] = {}
+        landing = self._landing
+        if landing is not None:
+            notes = {row: landing.leaving(host) for row, host in hosts.items()}
+            if not self._has_room(len(hosts)):
+                for row, host in hosts.items():
+                    landing.lost(host, notes[row])
+                return state
         pages = self._take(state, operand)
         for leaf in jax.tree.leaves(pages):
             leaf.copy_to_host_async()
-        self._leaving.append((np.asarray(operand).reshape(MOVES, 2), pages))
+        with self._changed:
+            self._pending.update(hosts.values())
+        self._queue.put(Leaving(hosts, notes, pages))
         return state
 
+    def _has_room(self, count: int) -> bool:
+        """Whether copies of more pages may take the device's memory."""
+        with self._changed:
+            self._raise_error()
+
+            def fits() -> bool:
+                return self._pending.total() + count <= MOST_LEAVING or self._error is not None
+
+            # a stall is waited for once
+            has_room = self._changed.wait_for(fits, 0.0 if self._is_stalled else STALL_S)
+            self._is_stalled = not has_room
+            return has_room
+
     def _back(self, state: DeviceState, operand: Any) -> DeviceState:
-        self._arrive(wait=True)
-        hosts = np.asarray(operand).reshape(MOVES, 2)[:, 1]
+        pairs = np.asarray(operand).reshape(MOVES, 2)
+        hosts, wanted = pairs[:, 1], {host for page, host in pairs.tolist() if page}
+        with self._changed:
+            # a tier names pages that are there; a runner that repeats its commands may be ahead
+            self._changed.wait_for(
+                lambda: self._error is not None or wanted.isdisjoint(self._pending)
+            )
+            self._raise_error()
 
         def placed(held: np.ndarray, like: Any) -> jax.Array:
-            pages = held[hosts]
+            pages = held[hosts].view(like.dtype)
             return jax.make_array_from_callback(like.shape, like.sharding, pages.__getitem__)
 
-        after: DeviceState = self._put(
-            state, operand, jax.tree.map(placed, self._held, self._moved)
-        )
+        leaves, tree = jax.tree.flatten(self._moved)
+        pages = jax.tree.unflatten(tree, map(placed, self._held, leaves))
+        after: DeviceState = self._put(state, operand, pages)
         return after
 
-    def _arrive(self, *, wait: bool) -> None:
-        """Keep what has come from the device; `wait`: all of it, else in order what is there."""
-        while self._leaving:
-            pairs, pages = self._leaving[0]
-            leaves = jax.tree.leaves(pages)
-            if not wait and not all(leaf.is_ready() for leaf in leaves):
-                return
-            live = pairs[:, 0] > 0
-            for held, leaf in zip(jax.tree.leaves(self._held), leaves):
-                for shard in leaf.addressable_shards:
-                    _, *index = shard.index
-                    held[(pairs[live, 1], *index)] = np.asarray(shard.data)[live]
-            del self._leaving[0]
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise RuntimeError("pages of the KV cache do not reach the host") from self._error
+
+    def bring(self, leaving: Leaving) -> None:
+        """Bring to the host what leaves: the thread's own."""
+        try:
+            self._bring(leaving)
+        except Exception as error:  # the next move raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _bring(self, leaving: Leaving) -> None:
+        hosts, notes, pages = leaving
+        for held, leaf in zip(self._held, jax.tree.leaves(pages), strict=True):
+            for shard in leaf.addressable_shards:
+                _, *index = shard.index
+                found = np.asarray(shard.data).view(held.dtype)
+                for row, host in hosts.items():
+                    held[(host, *index)] = found[row]
+        with self._changed:
+            self._pending.subtract(hosts.values())
+            self._pending += Counter()  # forget those that are there
+            self._changed.notify_all()
+        if self._landing is not None:
+            for row, host in hosts.items():
+                self._landing.landed(host, notes[row], self.view(host))
+
+
+def _bring_all(leaving: queue.SimpleQueue[Leaving | None], host: weakref.ref[HostPages]) -> None:
+    """The thread: bring copies in their order until there are no host pages any more."""
+    while (one := leaving.get()) is not None:
+        pages = host()
+        if pages is None:
+            return
+        pages.bring(one)
+        del one, pages  # which would keep them alive while the next ones are waited for

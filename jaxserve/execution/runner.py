@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import threading
@@ -38,7 +39,7 @@ from jaxserve.execution.features import (
 from jaxserve.execution.features.own_features import chosen_features, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
-from jaxserve.execution.host_pages import HostPages, pack_moves
+from jaxserve.execution.host_pages import MOST_LEAVING, MOVES, HostPages, pack_moves
 from jaxserve.execution.memory_plan import Demand, temporary_bound
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
@@ -54,7 +55,9 @@ from jaxserve.execution.row_packer import RowPacker
 from jaxserve.execution.step import StepSpec, run_step
 from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
+from jaxserve.memory.host_tier import MoveCosts
 from jaxserve.memory.page_groups import PageGroups
+from jaxserve.memory.tier import Landing
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.linear import dequantized_bytes
@@ -65,6 +68,8 @@ logger = logging.getLogger(__name__)
 
 # what a runner is told beside the programs that it runs
 HOST_COMMANDS = ("set_pool", "make_state", "drop_state", "put_away_weights", "take_back_weights")
+
+SAMPLES = 256  # numbers of an array that stand for it
 
 
 class Command(NamedTuple):
@@ -121,6 +126,8 @@ class Runner:
         self._max_num_seqs = scheduler.max_num_seqs
         self._max_model_len = scheduler.max_model_len
         self._num_host_pages = config.cache.num_host_pages
+        self._landing: Landing | None = None
+        self._host_pages: HostPages | None = None
         self.compiler_options = accepted(
             compiler_options(
                 mesh.devices.flat[0].platform,
@@ -241,14 +248,53 @@ class Runner:
         modules.update(name.partition(":")[0] for name in named if ":" in name)
         self._kept = lowered_step_cache(folder, self._mesh, static, modules)
 
+    def set_host_pages(self, num_pages: int) -> None:
+        """Have so many pages in the host's memory; before `warm_up`."""
+        self._num_host_pages = num_pages
+
+    def tell_landing(self, landing: Landing) -> None:
+        """Have a tier hear of pages that leave; before `warm_up`."""
+        self._landing = landing
+
+    @property
+    def host_pages(self) -> HostPages | None:
+        """The pages in the host's memory, once it is warm; None: there are none."""
+        return self._host_pages
+
+    def move_costs(self, page_seconds: float) -> MoveCosts:
+        """What it takes to move host pages back, measured; once it is warm.
+
+        Args:
+            page_seconds: that the tokens of a page take to be computed.
+        """
+        assert self._host_pages is not None and self.state is not None
+        state, self.state = self.state, None
+        costs, self.state = self._host_pages.costs(state, page_seconds)
+        return costs
+
+    def weights_digest(self) -> bytes:
+        """Bytes that stand for the weights: a digest of some numbers of each array.
+
+        Files of pages are named by it, so it tells models of one shape apart.
+        """
+        digest = hashlib.blake2b(digest_size=32)
+        for leaf in self._leaves:
+            part = leaf.addressable_shards[0].data
+            # on a CPU NumPy reads the device's memory
+            flat = (np.asarray(part) if self._is_cpu else part).reshape(-1)
+            digest.update(np.asarray(flat[:: max(1, flat.size // SAMPLES)]).tobytes())
+        return digest.digest()
+
     def demand(self) -> Demand:
         """What a device needs beside KV pages; the temporaries are a bound."""
+        moved = MOST_LEAVING + 2 * MOVES if self._num_host_pages else 0
         # the first two programs are the largest: every slot, every region token, every feature
         layouts = [self.layouts(shape) for shape in self._shapes[:2]]
         return Demand(
             weights=self.weight_bytes,
             tables=self.state_shape().table_bytes + self._buffers.device_bytes,
-            transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts),
+            transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts)
+            + moved * self.cache.page_bytes(self._mesh.shape["model"]),
             temporaries=self._dequantized
             + max(
                 temporary_bound(shape, self._model_config, self._itemsize)
@@ -290,12 +336,8 @@ class Runner:
         self.make_state()
         self._buffers.make(self._compile)
         self.programs.compile_ahead(self._settings.compile_ahead, progress)
-        plan = StepPlan()
         for program in self.programs.programs:
-            idle = self.packer.pack(plan, self.packer.needs(plan), program.layout)
-            begin = time.monotonic()
-            jax.block_until_ready(self._call(program, idle.blob))
-            self.first_runs[program.layout.shape] = time.monotonic() - begin
+            self.first_runs[program.layout.shape] = self._idle_run(program)
         state = self.state_shape().abstract(self._mesh)
         for control in (self._uploads, self._copies):
             self._controls[control.name] = self._compile(control.run, state, control.size)
@@ -303,9 +345,20 @@ class Runner:
                 self._call_control(control.name, blob)
         if self._num_host_pages:
             layers = self.cache.groups.layers_per_page
-            self._controls |= HostPages(state, layers, self._num_host_pages, self._compile).calls
+            self._host_pages = HostPages(
+                state, layers, self._num_host_pages, self._compile, self._landing
+            )
+            self._controls |= self._host_pages.calls
         if self._settings.compile_in_background:
             self.programs.compile_rest_in_background()
+
+    def _idle_run(self, program: Program) -> float:
+        """Seconds of a step without rows."""
+        plan = StepPlan()
+        idle = self.packer.pack(plan, self.packer.needs(plan), program.layout)
+        begin = time.monotonic()
+        jax.block_until_ready(self._call(program, idle.blob))
+        return time.monotonic() - begin
 
     def listen(self, listener: Callable[[Command], None]) -> None:
         """Have every command told before it runs.
@@ -473,7 +526,7 @@ class Runner:
         """Pages and tables of nothing, on the devices."""
         self._tell("make_state")
         self.state = self.state_shape().make(self._mesh)
-        if self._mesh.devices.flat[0].platform == "cpu":
+        if self._is_cpu:
             forget_zeros(jax.tree.leaves(jax.block_until_ready(self.state)))
 
     def close(self) -> None:
@@ -489,6 +542,9 @@ class Runner:
         self.state = None
         self._buffers.close()
         self._leaves, self._controls = (), {}
+        if self._host_pages is not None:
+            self._host_pages.close()
+            self._host_pages = None
 
     def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
         """Where everything lies in what a program of this shape takes and gives."""
@@ -594,6 +650,11 @@ class Runner:
         )
         self._death = message, error
         return EngineDeadError(message)
+
+    @property
+    def _is_cpu(self) -> bool:
+        platform: str = self._mesh.devices.flat[0].platform
+        return platform == "cpu"
 
     @property
     def _replicated(self) -> NamedSharding:

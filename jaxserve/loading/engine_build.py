@@ -24,9 +24,12 @@ from jaxserve.execution.host_memory import check_limits, trim
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.grammars.compiler import GrammarCompiler
+from jaxserve.loading.cold_tier import cold_store
 from jaxserve.loading.engine_plan import EnginePlan, choose, decide, fetch_weights
 from jaxserve.loading.hub import ModelFiles, locate
 from jaxserve.loading.load_progress import LoadProgress
+from jaxserve.loading.move_costs import measure_costs
+from jaxserve.memory.host_tier import HostTier
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.tier import Tier
 from jaxserve.models import Model
@@ -137,7 +140,8 @@ def build(
         report: told one line a phase.
         runner: that memory was planned with; made anew when None.
         tokenizer: of the model; read for the first grammar when None.
-        tier: where cached pages go (`CacheSettings.num_host_pages`) that would be forgotten.
+        tier: where cached pages go that would be forgotten; None: a `HostTier`, where there are
+            `CacheSettings.num_host_pages`.
         cache_folder: of compiled programs, from `compilation_cache.use`.
         keep_steps: see `load_engine`.
 
@@ -151,7 +155,14 @@ def build(
     load = partial(_load_weights, decided, mesh)
     runner.set_weights(load(report), partial(load, LoadProgress(logger.info, shown=False)))
     busy = BusyWindow()
-    scheduler = _make_scheduler(config, runner, busy, tier)
+    num_host_pages = config.cache.num_host_pages
+    own = None
+    if num_host_pages and tier is None:
+        own = HostTier(num_host_pages, cold=cold_store(decided, runner))
+    scheduler = _make_scheduler(config, runner, busy, tier if own is None else own)
+    if own is not None:
+        runner.tell_landing(own)
+        own.is_told = True
     if keep_steps:
         runner.keep_steps(cache_folder, decided.of_steps)
     _compile(runner, config, cache_folder, report)
@@ -165,7 +176,10 @@ def build(
         footprint = _footprint(decided, mesh, runner)
         cost = ModelCost(decided.model, *footprint, devices=mesh.size)
     overlap = asked.overlap
-    return Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
+    engine = Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
+    if own is not None:
+        _settle(own, engine, report, preload=asked.kv_offloading_preload)
+    return engine
 
 
 def load_bare(config: EngineConfig) -> tuple[Model, ModelFiles]:
@@ -259,6 +273,32 @@ def _compile(
     kept = f"kept in {cache_folder}" if cache_folder else "kept nowhere"
     programs = len(runner.programs.programs)
     report.say(f"compiled {programs} programs in {time.monotonic() - begin:.1f} s ({kept})")
+
+
+def _settle(tier: HostTier, engine: Engine, report: LoadProgress, *, preload: bool) -> None:
+    """Measure whether cached pages are sooner moved or computed, and have the tier know.
+
+    Args:
+        tier: of the engine; files may fill its pages from now on.
+        engine: that has served nothing yet.
+        report: told what was measured.
+        preload: whether files fill its pages now.
+    """
+    host_pages = engine.runner.host_pages
+    assert host_pages is not None
+    tier.fill = host_pages.fill
+    with report.phase("measuring moves of pages"):
+        costs = tier.costs = measure_costs(engine)
+    moved, computed = costs.call_seconds / costs.pages, costs.recompute_seconds
+    verdict = "pages come back" if costs.pays(costs.pages) else "pages are computed again"
+    report.say(
+        f"host memory: {tier.stats().num_host_pages} KV pages; a page is moved back in "
+        f"{1e3 * moved:.3g} ms and computed in {1e3 * computed:.3g} ms: {verdict}"
+    )
+    if preload:
+        with report.phase("reading files of pages"):
+            count = tier.preload()
+        report.say(f"read {count} KV pages of files")
 
 
 def _footprint(decided: EnginePlan, mesh: Mesh, runner: Runner) -> Footprint:

@@ -89,9 +89,18 @@ class EnginePlan:
     def of_steps(self) -> str:
         """Text of what decides the compiled steps, their features left out."""
         config = self.config
-        settings = config.model, config.cache, config.scheduler, config.asked.kv_cache_dtype
+        cache = replace(config.cache, num_host_pages=0)  # no step knows of them
+        settings = config.model, cache, config.scheduler, config.asked.kv_cache_dtype
         weights = self.model, self.form, self.plan
         return repr((*weights, self.layer_groups, self.backends, self.kv_scales, *settings))
+
+    @property
+    def of_pages(self) -> str:
+        """Text of what decides, beside the weights, what a page with some tokens holds."""
+        config = self.config
+        form = config.model, config.asked.kv_cache_dtype, config.cache.page_size
+        weights = self.model, self.form, self.plan
+        return repr((*weights, self.layer_groups, self.backends, self.kv_scales, *form))
 
     def runner(self, mesh: Mesh) -> Runner:
         """A runner that knows shapes alone."""

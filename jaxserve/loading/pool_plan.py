@@ -18,6 +18,7 @@ from jaxserve.execution.memory_plan import (
 )
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.kernel_limits import addressable_pages, within_table
+from jaxserve.loading.tier_plan import host_bytes, plan_host_pages
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
     # to all slots, with the trash
     useful = scheduler.max_num_seqs * groups.most_held(longest, page_size) + 1
 
+    num_host_pages = plan_host_pages(asked, runner, mesh)
+
     def settle(num_bytes: int, field: str, value: float | None) -> ResolvedConfig:
         budget = CacheBudget(num_bytes, field, value)
         wanted = asked.num_pages or plan_num_pages(budget, page_bytes, useful)
@@ -73,7 +76,8 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
         if settled.scheduler.max_num_seqs < scheduler.max_num_seqs:
             return settled
         runner.set_pool(num_pages, settled.scheduler.max_model_len)
-        return replace(settled, cache=replace(config.cache, num_pages=num_pages))
+        cache = replace(config.cache, num_pages=num_pages, num_host_pages=num_host_pages)
+        return replace(settled, cache=cache)
 
     limit = device_limit(mesh.devices.flat[0])
     if limit is None or asked.num_pages is not None or asked.kv_cache_memory_bytes is not None:
@@ -81,6 +85,7 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
         pool = DEFAULT_HOST_CACHE_BYTES if num_bytes is None else num_bytes
         available = available_bytes(reserve=asked.memory_reserve) if limit is None else None
         if available is not None:
+            available -= host_bytes(num_host_pages, runner)
             least, most = 2 * page_bytes, (asked.num_pages or useful) * page_bytes
             pool = host_pool_bytes(available, runner.demand(), mesh.size, least, most, asked)
         return settle(pool, "kv_cache_memory_bytes", num_bytes)

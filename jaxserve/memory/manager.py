@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from jaxserve.boundary.messages import PageStats
@@ -186,11 +187,13 @@ class PageManager:
         """
         if not self.has_room(shared, num_tokens):
             return False
-        self._begin_with(request, shared, self.tokens_in(len(shared)))
+        known, index = len(shared), self.pool.index
+        self._begin_with(request, shared, self.tokens_in(known))
+        wanted = [] if self._num_windowed else self._findable(request)[known:]
+        index.wants(wanted)  # growing makes other pages leave
         self.grow(request, num_tokens)
-        known = len(shared)
-        if not self._num_windowed:
-            known += self.pool.index.bring(self._findable(request)[known:], request.pages[known:])
+        if wanted:
+            known += index.bring(wanted, request.pages[known:])
             request.num_computed = self.tokens_in(known)
         request.num_published = known
         request.num_kept = known // self._num_groups
@@ -208,6 +211,17 @@ class PageManager:
         request.pages, request.num_computed = [*shared], num_computed
         request.num_reached = len(shared) // self._num_groups
         self._num_given += len(shared)
+
+    def fetch(self, request: Request) -> Future[None] | None:
+        """Begin to bring what `request` begins with and only a slow tier has; see `Tier.fetch`."""
+        if self._num_windowed:
+            return None
+        keys, index = self._findable(request), self.pool.index
+        return index.fetch(keys[len(index.find(keys)) :])
+
+    def close(self) -> None:
+        """End what the tier does beside the engine."""
+        self.pool.index.close()
 
     def take_moves(self) -> list[Move]:
         """What the tier was asked for since the last call, in order."""
@@ -349,6 +363,7 @@ class PageManager:
             page_size=size,
             num_queried=self.num_queried,
             num_found=self.num_found,
+            tiers=pool.index.tier_stats(),
         )
 
     def check_integrity(self, requests: list[Request], held: list[list[int]]) -> None:

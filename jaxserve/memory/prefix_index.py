@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
+import numpy as np
+
+from jaxserve.boundary.messages import TierStats
 from jaxserve.memory.tier import Move, Tier
 
 
@@ -58,25 +62,49 @@ class PrefixIndex:
         if host_page is not None:
             self.moves.append(Move(page, host_page, leaves=True))
 
+    def wants(self, keys: Sequence[bytes]) -> None:
+        """What the tier has of the first of these keys is asked for next."""
+        if self._tier is not None:
+            self._tier.wants(keys)
+
+    def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:
+        """See `Tier.fetch`."""
+        return None if self._tier is None else self._tier.fetch(keys)
+
     def bring(self, keys: Sequence[bytes], pages: Sequence[int]) -> int:
-        """Have pages hold what keys name, as far as the tier has it; how many do."""
-        count = 0
-        for key, page in zip(keys, pages):
-            host_page = None if self._tier is None else self._tier.find(key)
-            if host_page is None:
-                break
+        """Have pages hold what keys name, as far as the tier gives it; how many do."""
+        if self._tier is None:
+            return 0
+        host_pages = self._tier.find(keys[: len(pages)])
+        for key, page, host_page in zip(keys, pages, host_pages):
             self.moves.append(Move(page, host_page, leaves=False))
             self.put(key, page)
-            count += 1
-        return count
+        return len(host_pages)
+
+    def tier_stats(self) -> TierStats:
+        """What the tier holds and has moved; zeros without one."""
+        return TierStats() if self._tier is None else self._tier.stats()
+
+    def tier_states(self) -> np.ndarray:
+        """See `Tier.states`; nothing without one."""
+        return np.zeros(0, np.uint8) if self._tier is None else self._tier.states()
+
+    def close(self) -> None:
+        """End what the tier does beside the engine."""
+        if self._tier is not None:
+            self._tier.close()
 
     def clear(self) -> None:
+        """Know no page any more, nor does the tier; what requests own still comes back to them."""
         self._pages.clear()
         self._keys.clear()
+        self.moves = [move for move in self.moves if not move.leaves]
         if self._tier is not None:
             self._tier.forget_all()
 
     def check_integrity(self) -> None:
-        """Assert that keys and pages belong together."""
+        """Assert that keys and pages belong together, those of the tier too."""
         if {page: key for key, page in self._pages.items()} != self._keys:
             raise AssertionError("keys and pages of the prefix cache differ")
+        if self._tier is not None:
+            self._tier.check_integrity()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jaxserve.boundary.messages import TierStats
 
 
 class Move(NamedTuple):
@@ -32,8 +38,45 @@ class Tier(Protocol):
         None: the page is dropped, or the tier has it already.
         """
 
-    def find(self, key: bytes) -> int | None:
-        """The host page that holds what a key (`memory.page_keys`) names; it is moved back."""
+    def wants(self, keys: Sequence[bytes]) -> None:
+        """What keys name is looked for next, so it is given away last."""
+
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """The host pages that hold what the first of the keys name; they are moved back.
+
+        None of them where computing their tokens again takes less time.
+        """
+
+    def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:
+        """Begin to bring what a slower tier alone has of the first keys to where `find` finds it.
+
+        None: nothing is worth waiting for.
+        """
 
     def forget_all(self) -> None:
         """What was computed so far must not be found any more."""
+
+    def stats(self) -> TierStats:
+        """What it holds now, and what has moved so far."""
+
+    def states(self) -> np.ndarray:
+        """uint8[host pages]: the `HostPageState` of each (`jaxserve.memory.host_tier`)."""
+
+    def close(self) -> None:
+        """End what it does beside the engine."""
+
+    def check_integrity(self) -> None:
+        """Assert that every host page is free, or holds what one key names."""
+
+
+class Landing(Protocol):
+    """Is told of pages on their way from the device to the host's memory."""
+
+    def leaving(self, host_page: int) -> Any:
+        """A copy into a host page begins; gives a note that comes back when it ends."""
+
+    def landed(self, host_page: int, note: Any, parts: Sequence[np.ndarray]) -> None:
+        """The page is there: a view of it in each array. Another thread calls this."""
+
+    def lost(self, host_page: int, note: Any) -> None:
+        """The page was not copied, because the copies before it take too long."""

@@ -22,7 +22,7 @@ def memory_gauges(stats: EngineStats, page_bytes: int) -> list[Reading]:
         stats: a snapshot of the engine.
         page_bytes: bytes of one page over all layers and devices.
     """
-    pages = stats.pages
+    pages, tiers = stats.pages, stats.pages.tiers
     held = pages.num_tokens / pages.num_active if pages.num_active else 0.0
     size = page_bytes / pages.page_size
     return [
@@ -47,12 +47,27 @@ def memory_gauges(stats: EngineStats, page_bytes: int) -> list[Reading]:
             "Active bytes over allocated bytes, 0 to 1; 0 without a request.",
             held / pages.page_size,
         ),
+        Reading("kv_host_pages", "KV pages that the host's memory holds.", tiers.num_host_pages),
+        Reading("kv_host_pool_bytes", "Bytes of these pages.", tiers.num_host_pages * page_bytes),
+        Reading(
+            "kv_host_pages_in_use",
+            "Pages of the host's memory that hold what can be found.",
+            tiers.num_held,
+        ),
+        Reading("kv_host_bytes", "Bytes of these pages.", tiers.num_held * page_bytes),
+        Reading(
+            "kv_host_pages_arriving",
+            "Those of them that a copy is on its way to.",
+            tiers.num_arriving,
+        ),
+        Reading("kv_disk_pages", "Files of KV pages in the folder of pages.", tiers.num_files),
+        Reading("kv_disk_bytes", "Bytes of these files.", tiers.file_bytes),
     ]
 
 
 def memory_counters(stats: EngineStats) -> list[Reading]:
     """What happened to the KV pages since the engine started."""
-    pages = stats.pages
+    pages, tiers = stats.pages, stats.pages.tiers
     return [
         Reading(
             "num_preemptions",
@@ -68,6 +83,26 @@ def memory_counters(stats: EngineStats) -> list[Reading]:
             pages.num_queried,
         ),
         Reading("prefix_cache_hits", "Prompt tokens that it had.", pages.num_found),
+        Reading(
+            "kv_pages_offloaded", "Pages moved from the device to the host's memory.", tiers.num_out
+        ),
+        Reading("kv_pages_restored", "Pages moved back into the device.", tiers.num_back),
+        Reading(
+            "kv_pages_dropped",
+            "Pages that left the device and no host page could take at once.",
+            tiers.num_lost,
+        ),
+        Reading(
+            "kv_pages_recomputed",
+            "Pages that the host's memory had and that were sooner computed than moved.",
+            tiers.num_recomputed,
+        ),
+        Reading("kv_pages_read", "Pages read of files.", tiers.num_read),
+        Reading(
+            "kv_pages_unwritten",
+            "Pages that no file was written for: too many waited, or the disk was full.",
+            tiers.num_unwritten,
+        ),
         Reading(
             "integrity_failures",
             "Idle checks that found pages or slots lost, or owned twice.",

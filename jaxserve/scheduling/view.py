@@ -37,6 +37,8 @@ def view_of(scheduler: Scheduler, name_of: Callable[[Request], str]) -> EngineVi
         owners[request.pages] = min(request.slot + 1, MAX_OWNER)
     codes = pool.states().astype("<u2") | owners[1:] << 2
     size = -(-len(codes) // MAX_CELLS)
+    host_codes = pool.index.tier_states().astype("<u2")
+    host_size = max(1, -(-len(host_codes) // MAX_CELLS))
     slots = [
         _slot_view(request, name_of(request), _rank(scheduler, request), now)
         for request in running[:MAX_SLOTS]
@@ -49,6 +51,9 @@ def view_of(scheduler: Scheduler, name_of: Callable[[Request], str]) -> EngineVi
         pages_per_cell=size,
         cells=_shrunk(codes, size).tobytes(),
         seconds=time.perf_counter() - begin,
+        num_host_pages=len(host_codes),
+        host_pages_per_cell=host_size,
+        host_cells=_shrunk(host_codes, host_size).tobytes(),
     )
 
 

@@ -3,7 +3,7 @@
 import { ApiError, ask, events } from "./api.js";
 import { duration, h, shown } from "./dom.js";
 import { Load } from "./load.js";
-import { PageMap } from "./pagemap.js";
+import { HOST_NAMES, PageMap } from "./pagemap.js";
 import { Timeline } from "./timeline.js";
 
 const RETRY_MS = 2000;
@@ -36,6 +36,7 @@ export class EngineView {
     this.stream = null;
     this.map = new PageMap();
     this.map.nameOf = (slot) => this.nameOf(slot);
+    this.host = new PageMap(HOST_NAMES, "Map of the KV pages in the host's memory", "host-detail");
     this.timeline = new Timeline();
     this.load = new Load();
     this.build();
@@ -57,6 +58,7 @@ export class EngineView {
 
   redraw() {
     this.map.draw();
+    this.host.draw();
     this.timeline.draw();
   }
 
@@ -74,12 +76,15 @@ export class EngineView {
     const table = h("table", {},
       h("caption", { class: "hidden" }, "Sequences that run"),
       h("thead", {}, h("tr", {}, ...["Slot", "Request", "Class", "Tokens", "Pages", "Age"].map((one) => h("th", { scope: "col" }, one)))), this.slots);
+    this.hostCard = card("Host memory", this.host.element);
+    this.hostCard.hidden = true; // no page leaves the device
     this.root.append(
       h("h2", { class: "hidden" }, "Engine"),
       this.status,
       h("dl", { class: "tiles" }, ...tiles),
       h("div", { class: "column" },
         card("Page pool", this.map.element),
+        this.hostCard,
         card("Steps", this.timeline.element),
         card("Slots", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of slots" }, table))),
       h("div", { class: "column" }, card("Try it", this.load.element), card("Queues", this.queues), card("Since the start", this.totals)),
@@ -125,6 +130,8 @@ export class EngineView {
     } else if (event.frame) {
       this.frame = event;
       this.map.take(event.pool);
+      this.hostCard.hidden = !event.host.pages;
+      this.host.take(event.host);
       this.timeline.take(event.bins, event.now, Boolean(event.pool.cells));
       this.showTiles();
       this.showQueues();

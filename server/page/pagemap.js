@@ -6,11 +6,13 @@ const CACHED = 1;
 const USED = 2;
 const SHARED = 3;
 const NAMES = ["free", "cached", "in use", "shared"];
+export const HOST_NAMES = ["free", "cached", "arriving"];
 const TALLEST = 300;
 const CELL = { least: 3, most: 18 };
 
 export class PageMap {
-  constructor() {
+  constructor(names = NAMES, label = "Map of the KV pages", detail = "map-detail") {
+    this.names = names;
     this.cells = new Uint16Array(0);
     this.perCell = 1;
     this.numPages = 0;
@@ -18,14 +20,14 @@ export class PageMap {
     this.marked = null; // the slot whose pages stand out
     this.nameOf = () => "";
     this.canvas = h("canvas", {
-      class: "map", tabindex: 0, role: "application", "aria-label": "Map of the KV pages; arrow keys go from page to page",
-      "aria-describedby": "map-detail", onpointermove: (event) => this.point(event), onpointerleave: () => this.setCursor(-1),
+      class: "map", tabindex: 0, role: "application", "aria-label": `${label}; arrow keys go from page to page`,
+      "aria-describedby": detail, onpointermove: (event) => this.point(event), onpointerleave: () => this.setCursor(-1),
       onpointerdown: (event) => this.point(event), onkeydown: (event) => this.moved(event), onblur: () => this.setCursor(-1),
     });
-    this.swatches = NAMES.map((name) => h("i", { class: `swatch ${name.replace(" ", "-")}` }));
-    this.counts = NAMES.map(() => h("b", {}, "0"));
-    this.legend = h("ul", { class: "map-legend" }, ...NAMES.map((name, state) => h("li", {}, this.swatches[state], `${name} `, this.counts[state])));
-    this.detail = h("p", { id: "map-detail", class: "note", "aria-live": "polite" });
+    this.swatches = names.map((name) => h("i", { class: `swatch ${name.replace(" ", "-")}` }));
+    this.counts = names.map(() => h("b", {}, "0"));
+    this.legend = h("ul", { class: "map-legend" }, ...names.map((name, state) => h("li", {}, this.swatches[state], `${name} `, this.counts[state])));
+    this.detail = h("p", { id: detail, class: "note", "aria-live": "polite" });
     this.element = h("div", {}, this.legend, this.canvas, this.detail);
     new ResizeObserver(() => this.draw()).observe(this.element);
     this.setCursor(-1);
@@ -50,7 +52,7 @@ export class PageMap {
     }
     const counts = [0, 0, 0, 0];
     for (const code of this.cells) counts[code & 3] += 1;
-    counts.forEach((one, state) => (this.counts[state].textContent = shown(one * this.perCell)));
+    this.names.forEach((_, state) => (this.counts[state].textContent = shown(counts[state] * this.perCell)));
     this.draw();
     this.tell();
   }
@@ -141,8 +143,8 @@ export class PageMap {
       const begin = this.cursor * this.perCell + 1;
       const end = Math.min(this.numPages, begin + this.perCell - 1);
       const owner = (code >> 2) - 1;
-      const holder = (code & 3) < USED ? "" : owner < 0 ? ", held for completions that wait" : `, slot ${owner}: ${this.nameOf(owner)}`;
-      text = `${begin === end ? `Page ${begin}` : `Pages ${begin} to ${end}`}: ${NAMES[code & 3]}${holder}`;
+      const holder = (code & 3) < USED || this.names !== NAMES ? "" : owner < 0 ? ", held for completions that wait" : `, slot ${owner}: ${this.nameOf(owner)}`;
+      text = `${begin === end ? `Page ${begin}` : `Pages ${begin} to ${end}`}: ${this.names[code & 3]}${holder}`;
     } else if (this.perCell > 1) {
       text = `A cell stands for ${this.perCell} pages. ${text}`;
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -13,6 +14,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from jaxserve.boundary.messages import EngineStats, StepOutput
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.observability.metric_values import Histogram, metric_values
+from jaxserve.observability.metrics import Metrics
 from tests.server.server_process import ROOT, Server, running_server
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
@@ -70,6 +75,48 @@ def test_thresholds(name: str) -> None:
     assert metric in rule["expr"] and rule["labels"]["severity"] == severity
     assert re.search(rf"[<>] {re.escape(threshold)}( and |$)", rule["expr"])
     assert rule["for"] == duration
+
+
+def quantile(share: float, buckets: dict[str, int]) -> float:
+    """Prometheus' `histogram_quantile` of counts up to each bound."""
+    bounds = sorted((float(bound), count) for bound, count in buckets.items())
+    rank, low, below = share * bounds[-1][1], 0.0, 0
+    for bound, count in bounds:
+        if count >= rank:
+            return (
+                low if bound == math.inf else low + (bound - low) * (rank - below) / (count - below)
+            )
+        low, below = bound, count
+    raise AssertionError("no observations")
+
+
+@pytest.mark.parametrize(
+    ("waits", "firing"),
+    [
+        ([0.0] * 99 + [0.4], set()),
+        ([0.7] * 5, {"PagingSlow"}),
+        ([0.0] * 50 + [3.0] * 2, {"PagingSlow", "PagingVerySlow"}),
+        ([0.0] * 500 + [3.0], set()),
+    ],
+)
+def test_waits_for_pages_fire_their_alerts(waits: list[float], firing: set[str]) -> None:
+    """Without promtool: the rules' own shares and thresholds on what the engine's waits become."""
+    metrics = Metrics("m")
+    stats = EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes())
+    metrics.record_step(StepOutput([], [], {}, {}, {}, {}, stats, page_waits=waits))
+    (found,) = [
+        one
+        for one in metric_values(metrics.registry)
+        if isinstance(one, Histogram) and one.name == "jaxserve:paging_latency_seconds"
+    ]
+    fired = set()
+    for rule in rules():
+        if rule["alert"].startswith("Paging"):
+            share = float(re.findall(r"histogram_quantile\(([\d.]+),", rule["expr"])[0])
+            threshold = float(rule["expr"].split(">")[1])
+            if quantile(share, found.buckets) > threshold:
+                fired.add(rule["alert"])
+    assert fired == firing
 
 
 def test_panels_have_places_of_their_own() -> None:

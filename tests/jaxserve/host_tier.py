@@ -1,40 +1,32 @@
-"""A tier of the tests' own: host pages by key, the one used longest ago given away first."""
+"""Tiers of the tests' own."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from random import Random
+
+from jaxserve.memory.host_tier import HostTier
 
 
-class HostTier:
-    """What a tier of an engine would be.
+class ForgetfulTier(HostTier):
+    """Gives host pages away at random, those that are looked for among them.
 
     Args:
         num_pages: of the host.
-        keeps: whether a page that was moved back stays; else its host page is free at once.
+        seed: of what is given away.
+        share: how many of the calls give a page away for nothing.
     """
 
-    def __init__(self, num_pages: int, *, keeps: bool = True):
-        self._num_pages = num_pages
-        self._keeps = keeps
-        self.forget_all()
+    def __init__(self, num_pages: int, seed: int = 0, share: float = 0.3):
+        self._rng, self._share = Random(seed), share
+        super().__init__(num_pages)
 
-    def leaves(self, key: bytes) -> int | None:
-        if key in self._pages:
-            self._pages.move_to_end(key)
-            return None
-        page = self._free.pop() if self._free else self._pages.popitem(last=False)[1]
-        self._pages[key] = page
-        return page
+    def _oldest(self) -> bytes:
+        return self._rng.choice([*self._pages])
 
-    def find(self, key: bytes) -> int | None:
-        page = self._pages.get(key)
-        if page is not None and self._keeps:
-            self._pages.move_to_end(key)
-        elif page is not None:
-            del self._pages[key]
+    def _settle(self) -> None:
+        super()._settle()
+        there = sorted(key for key, page in self._pages.items() if page not in self._arriving)
+        if there and self._rng.random() < self._share:
+            page = self._pages.pop(self._rng.choice(there))
+            del self._keys[page]
             self._free.append(page)
-        return page
-
-    def forget_all(self) -> None:
-        self._free = [*range(self._num_pages)]
-        self._pages: OrderedDict[bytes, int] = OrderedDict()

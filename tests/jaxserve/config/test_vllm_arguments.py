@@ -59,11 +59,11 @@ def test_the_runner_of_embeddings_is_the_setting() -> None:
 
 def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
     caplog.set_level(logging.INFO, "jaxserve")
-    given = {"enforce_eager": True, "swap_space": 4, "max_num_seqs": 3, "speculative_config": None}
+    given = {"enforce_eager": True, "max_num_seqs": 3, "speculative_config": None}
     given |= {"trust_remote_code": True, "disable_log_stats": False}
     assert own_settings(given) == {"max_num_seqs": 3}
     (record,) = caplog.records
-    assert record.getMessage().endswith("here: enforce_eager, swap_space, trust_remote_code")
+    assert record.getMessage().endswith("here: enforce_eager, trust_remote_code")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,18 @@ def test_what_cannot_be_done_is_refused_by_name(name: str, value: Any) -> None:
     assert caught.value.field == name
 
 
+def test_swap_space_is_the_size_of_the_hosts_memory_for_pages() -> None:
+    assert own_settings({"swap_space": 4}) == {"kv_offloading_size": 4}
+    assert own_settings({"swap_space": 4, "kv_offloading_size": 4}) == {"kv_offloading_size": 4}
+    assert own_settings({"swap_space": None, "kv_offloading_size": 2}) == {"kv_offloading_size": 2}
+    with pytest.raises(ValidationError, match=r"swap_space=4 .*nothing beside .*size=2"):
+        own_settings({"swap_space": 4, "kv_offloading_size": 2})
+    with pytest.raises(
+        ValidationError, match=r"kv_offloading_backend='lmcache'.*kv_offloading_path"
+    ):
+        own_settings({"kv_offloading_backend": "lmcache"})
+
+
 def test_a_value_that_is_refused_has_its_reason() -> None:
     for name, why in (("tokenizer_mode", "mistral-common"), ("config_format", "params.json")):
         with pytest.raises(ValidationError, match=f"{name}='mistral'.*{why}"):
@@ -100,9 +112,9 @@ def test_engine_args_are_a_dataclass_with_flags() -> None:
     given = {name: value for name, value in vars(args).items() if name != "my_own"}
     assert EngineConfig.from_settings(**own_settings(given)).max_num_seqs == 3  # LLM(**vars(args))
     made = AsyncEngineArgs.from_cli_args(args)
-    assert (made.max_num_seqs, made.enforce_eager, made.swap_space) == (3, True, 4)
+    assert (made.max_num_seqs, made.enforce_eager, made.kv_offloading_size) == (3, True, 4)
     asked = made.create_engine_config()
-    assert asked == EngineConfig(model="m", max_num_seqs=3, dtype="half")
+    assert asked == EngineConfig(model="m", max_num_seqs=3, dtype="half", kv_offloading_size=4)
     assert EngineConfig.from_settings(**own_settings(dataclasses.asdict(made))) == asked
     assert EngineArgs(model="m", max_model_len=7).create_engine_config().max_model_len == 7
     with pytest.raises(ValidationError, match=r"nothing_like_it=1 .* settings model, ") as caught:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve.memory.host_tier import HostTier
 from jaxserve.memory.page_pool import PagePool
 from jaxserve.memory.tier import Move
-from tests.jaxserve.host_tier import HostTier
 
 
 @given(st.integers(2, 40), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9))))
@@ -107,3 +107,17 @@ def test_a_known_page_moves_to_the_tier_when_it_is_handed_out_and_back_when_it_i
     assert pool.index.find([b"a"]) == [last]
     pool.forget_all()
     assert pool.index.bring([b"a"], [last]) == 0
+
+
+def test_a_reset_takes_back_what_was_to_leave_and_not_what_is_to_come() -> None:
+    pool = PagePool(4, HostTier(4))
+    pages = pool.allocate(3)
+    for key, page in zip((b"a", b"b", b"c"), pages, strict=True):
+        pool.index.put(key, page)
+    pool.release(pages)
+    taken = pool.allocate(2)
+    pool.index.bring([b"c"], taken[:1])
+    back = [move for move in pool.index.moves if not move.leaves]
+    assert len(back) == 1 and len(pool.index.moves) == 3
+    pool.forget_all()
+    assert pool.index.moves == back

@@ -28,6 +28,7 @@ from jaxserve.boundary.messages import (
     Refusal,
     StepEstimate,
     StepOutput,
+    TierStats,
 )
 from jaxserve.boundary.prompt_spans import PromptSpan
 from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
@@ -97,7 +98,7 @@ ADD = AddGroup(
     Thoughts("<t>", "</t>", True, ("<s>", "")),
 )
 ADD = filled(ADD)
-PAGES = PageStats(9, 8, 7, 6, 5, 4, 3, 2)
+PAGES = PageStats(9, 8, 7, 6, 5, 4, 3, 2, TierStats(*range(11)))
 OUTPUT = StepOutput(
     ["7.0", "8.0"],
     [11, 12],
@@ -121,6 +122,9 @@ OUTPUT = StepOutput(
         2,
         b"\x00\x01",
         0.25,
+        3,
+        2,
+        b"\x01\x00",
     ),
     step=StepRecord(7, 1.0, 1.5, 2.5, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 6, 5, 4, 3, 2, 1, 8),
     page_waits=[0.0, 0.25],

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from functools import lru_cache
 from random import Random
+from typing import Any
 
 from jaxserve.memory.page_groups import PageGroups
-from jaxserve.memory.tier import Move
+from jaxserve.memory.tier import Landing, Move
 from jaxserve.scheduling.plan import Fork, StepPlan
 
 
@@ -51,7 +53,10 @@ class FakeDevice:
         num_slots: int,
         vocab: int,
         groups: PageGroups = ONE_GROUP,
+        landing: Landing | None = None,
     ):
+        self._landing = landing
+        self._on_their_way: deque[tuple[int, Any]] = deque()
         self.groups = groups
         self.page_size = page_size
         self.vocab = vocab
@@ -128,6 +133,21 @@ class FakeDevice:
                 else:
                     self.cells[cell] = self.host[held]
             self.num_moves_back += not move.leaves
+            if move.leaves and self._landing is not None:
+                note = self._landing.leaving(move.host_page)
+                self._on_their_way.append((move.host_page, note))
+
+    def land(self, count: int, *, lost: int = 0) -> None:
+        """Copies to the host end, the oldest first; the first `lost` of them without a page."""
+        assert self._landing is not None
+        for number in range(min(count, len(self._on_their_way))):
+            host_page, note = self._on_their_way.popleft()
+            if number < lost:
+                for offset in range(self.page_size):
+                    self.host.pop((host_page, offset), None)
+                self._landing.lost(host_page, note)
+            else:
+                self._landing.landed(host_page, note, [])
 
     def _fork(self, fork: Fork) -> None:
         for position in range(fork.num_tokens):

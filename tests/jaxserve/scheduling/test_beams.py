@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jaxserve.boundary.messages import AddGroup, Hypothesis
 from jaxserve.boundary.reports import TokenLogprobs
+from jaxserve.memory.host_tier import HostTier
 from jaxserve.memory.manager import PageManager
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.request.queueing import Queueing
@@ -24,7 +25,7 @@ from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.step_limits import SchedulerLimits
-from tests.jaxserve.host_tier import HostTier
+from tests.jaxserve.host_tier import ForgetfulTier
 from tests.jaxserve.requests import make_request
 from tests.jaxserve.scheduling.fake_device import FakeDevice, likely_tokens, next_token
 
@@ -179,7 +180,8 @@ class Bench:
             max_model_len=MAX_LEN,
         )
         spare = sizes.spare_pages
-        tier = HostTier(spare, keeps=sizes.overlap) if spare % 2 else None
+        kind = HostTier if sizes.overlap else ForgetfulTier
+        tier = kind(spare) if spare % 2 else None
         pages = PageManager(num_pages, sizes.page_size, caching=sizes.caching, tier=tier)
         self.scheduler = Scheduler(limits, pages, ClientTurns(sizes.policy))
         self.beams = BeamGroups(self.scheduler)

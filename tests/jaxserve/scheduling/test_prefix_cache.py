@@ -176,11 +176,8 @@ def test_pages_in_use_are_never_taken_and_the_cache_gives_way_to_new_prompts() -
     assert scheduler.page_stats().num_active == 0
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_a_tier_keeps_what_the_pool_has_no_room_for(keeps: bool) -> None:
-    scheduler, device = start(
-        simple(spare_pages=0, token_budget=24, max_prefill=24, host_pages=20, keeps=keeps)
-    )
+def test_a_tier_keeps_what_the_pool_has_no_room_for() -> None:
+    scheduler, device = start(simple(spare_pages=0, token_budget=24, max_prefill=24, host_pages=20))
     prompts = [[number + 3] * 13 for number in range(5)]  # of 6 pages each wants 4
     for again in (False, True):
         for number, prompt in enumerate(prompts):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import ValidationError
+from jaxserve.memory.host_tier import HostTier
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.params.repetition_detection import RepetitionDetectionParams
@@ -25,7 +26,7 @@ from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, P
 from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.turns import Turns
-from tests.jaxserve.host_tier import HostTier
+from tests.jaxserve.host_tier import ForgetfulTier
 from tests.jaxserve.requests import make_request as make_plain
 from tests.jaxserve.scheduling.fake_device import ONE_GROUP, FakeDevice, next_token
 
@@ -62,7 +63,7 @@ class Workload:
     drafting_rows: int = 99  # with more requests there are no drafts
     caching: bool = True
     host_pages: int = 0
-    keeps: bool = True  # see `HostTier`
+    keeps: bool = True  # else a `ForgetfulTier`
     policy: Callable[[], Policy] = FirstComeFirstServed
     groups: PageGroups = ONE_GROUP
 
@@ -147,7 +148,8 @@ def make_request(
 def make_scheduler(w: Workload) -> Scheduler:
     groups = replace(w.groups, ahead=w.max_prefill + 2 * (1 + w.num_drafts))
     num_pages = groups.most_held(MAX_LEN, w.page_size) + 1 + w.spare_pages
-    tier = HostTier(w.host_pages, keeps=w.keeps) if w.host_pages else None
+    kind = HostTier if w.keeps else ForgetfulTier
+    tier = kind(w.host_pages) if w.host_pages else None
     pages = PageManager(num_pages, w.page_size, caching=w.caching, tier=tier, groups=groups)
     limits = SchedulerLimits(
         w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, w.num_drafts

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxserve.boundary import engine_view
 from jaxserve.boundary.messages import Action, AddGroup, Control
+from jaxserve.memory.host_tier import HostPageState, HostTier
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_pool import PagePool, PageState
 from jaxserve.params.sampling_params import SamplingParams
@@ -73,6 +74,21 @@ def test_who_holds_which_page_and_who_waits() -> None:
     (queue,) = view.queues
     assert (queue.rank, queue.num_waiting) == (0, 2) and queue.oldest > 0
     assert "1, 1" not in repr(view), "no tokens are told"
+
+
+def test_the_map_of_the_hosts_memory() -> None:
+    tier = HostTier(4)
+    tier.is_told = True
+    found = Scheduler(SchedulerLimits(1, 16, 16, 4, 32), PageManager(12, 4, tier=tier))
+    assert view_of(scheduler(1), name_of).num_host_pages == 0
+    first, second = (tier.leaves(key) for key in (b"a", b"b"))
+    assert first is not None and second is not None
+    tier.landed(first, tier.leaving(first), [])
+    view = view_of(found, name_of)
+    states = np.zeros(4, np.uint16)
+    states[first], states[second] = HostPageState.HELD, HostPageState.ARRIVING
+    assert np.frombuffer(view.host_cells, "<u2").tolist() == states.tolist()
+    assert (view.num_host_pages, view.host_pages_per_cell) == (4, 1)
 
 
 def test_queues_are_told_apart_as_the_policy_does() -> None:

@@ -74,6 +74,9 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "chat_template": "{{ messages }}",
         "kv_cache_dtype": "fp8",
         "kv_cache_scales": "/s",
+        "kv_offloading_size": 1.5,
+        "kv_offloading_path": "/p",
+        "kv_offloading_path_size": 2.5,
     }
     rules = {k: one.rule for k, one in settings_of(EngineConfig).items() if one.flag}
     wholes = [k for k, rule in rules.items() if isinstance(rule, Integer) and k not in given]

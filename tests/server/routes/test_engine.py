@@ -113,6 +113,8 @@ def client(engine: Watched) -> Iterator[TestClient]:
 
 def test_the_first_frame_is_whole_and_the_next_ones_tell_what_changed(engine: Watched) -> None:
     engine.views = [view("a", "b"), view("a", "b", cells=(0, 6, 6, 6, 7)), view("a")]
+    host = {"num_host_pages": 3, "host_cells": np.array([1, 0, 0], "<u2").tobytes()}
+    engine.views[1] = engine.views[1]._replace(**host)
     engine.metrics.stats = engine.metrics.stats._replace(work=Work(9, 8, 7))
     status, names, first, second, fewer, third = watch(service_of(engine), None, 6)
     assert status == {"status": "ok"}
@@ -122,6 +124,8 @@ def test_the_first_frame_is_whole_and_the_next_ones_tell_what_changed(engine: Wa
     assert [one["frame"] for one in (first, second, third)] == [1, 2, 3]
     assert first["slots"][0] == [0, 0, 20, 4, 23, 16, 2, 7, False, 1, 1.25]
     assert first["queues"] == [[0, 3, 0.5]]
+    assert first["host"] == {"pages": 0, "per": 1, "cells": []}, "no page leaves the device"
+    assert second["host"] == {"pages": 3, "per": 1, "cells": [1, 1, 2, 0]}
     assert first["counts"]["work"] == [9, 8], "operations and bytes read"
     assert first["counts"]["generation_tokens"] == 9 and first["counts"]["found"] == 10
     assert names == {"names": {"0": "a", "1": "b"}}, "told again once they are others"

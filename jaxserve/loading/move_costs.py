@@ -1,0 +1,49 @@
+"""Whether cached pages are sooner moved back into the device or computed again, as it measures."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.engine.loop import Engine
+from jaxserve.memory.host_tier import MoveCosts
+from jaxserve.memory.manager import PageUpdate
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
+from jaxserve.scheduling.plan import StepPlan
+
+NAME = "move costs"
+ENOUGH_S = 1.0  # of steps; the least of them counts
+MOST_STEPS = 3
+
+
+def measure_costs(engine: Engine) -> MoveCosts:
+    """What an engine that has served nothing yet takes to move pages, and to compute them.
+
+    It computes a chunk of a prompt, as long as a step may have, without a request that anybody
+    hears of: padding costs some kernels nothing, so an idle step would say too little. What the
+    chunk leaves in pages is not known to the prefix cache.
+    """
+    runner, scheduler = engine.runner, engine.scheduler
+    num_tokens = min(runner.max_prefill_tokens, scheduler.limits.max_model_len - 1)
+    rule = StopRule(frozenset(), frozenset(), 0, 1)
+    asked = AddGroup([NAME], [0], [0] * (num_tokens + 1), SamplingParams(), rule, [], Queueing(0.0))
+    request = Request(NAME, asked)
+    engine.features.prepare(request)
+    seconds: list[float] = []
+    while len(seconds) < MOST_STEPS and sum(seconds) < ENOUGH_S:
+        plan = StepPlan()
+        rows = plan.rows
+        rows.requests, rows.slots, rows.starts, rows.lengths = [request], [0], [0], [num_tokens]
+        plan.tokens[0] = np.zeros(num_tokens, np.int32)
+        places = range(scheduler.pages.pages_for(num_tokens))
+        plan.page_updates = [PageUpdate(0, place, 1 + place) for place in places]
+        begin = time.monotonic()
+        runner.fetch(runner.dispatch(plan))
+        seconds.append(time.monotonic() - begin)
+    engine.features.ended(NAME)
+    return runner.move_costs(min(seconds) / num_tokens * scheduler.pages.page_size)
