@@ -62,6 +62,7 @@ class Backends:
         matmul: for quantized_matmul, the best first: a product takes the first that covers it.
         experts: for grouped_linear, where `linear` is not "native".
         route: for route, the best first.
+        row_invariant: whether a prompt's rows are attended to as decode rows are, in one order.
     """
 
     decode: str
@@ -80,6 +81,7 @@ class Backends:
     matmul: tuple[str, ...] = ("xla",)
     experts: str = "xla"
     route: tuple[str, ...] = ("xla",)
+    row_invariant: bool = False
 
     @property
     def divides_products(self) -> bool:
@@ -143,7 +145,8 @@ class Backends:
     @property
     def prefill_options(self) -> dict[str, Any]:
         """The keyword arguments of paged_prefill_attention that the device decides."""
-        return self._options("prefill", self.prefill)
+        options = self._options("prefill", self.prefill)
+        return options | {"row_invariant": True} if self.row_invariant else options
 
     @property
     def write_options(self) -> dict[str, Any]:

@@ -288,7 +288,7 @@ class InputProcessor:
             repetition=params.repetition_detection,
         )
         number = next(self._numbers)
-        seed = self._seed(params, number)
+        seed = self._seed(params, number, tokens)
         return AddGroup(
             # the engine's own ids: callers' ids may collide over time
             sequence_ids=[f"{number}.{index}" for index in range(params.n)],
@@ -357,6 +357,11 @@ class InputProcessor:
                 f"1 to {reported - num_eos}: {num_eos} end-of-sequence tokens more than that are "
                 f"reported of each beam, max_logprobs={limit} at most",
             )
+        if beams.shrink_under_pressure and self._config.asked.deterministic:
+            allowed = (
+                "False where the engine is deterministic: others decide how many pages are left"
+            )
+            raise ValidationError("shrink_under_pressure", True, allowed)
         (first,) = group.sequence_ids
         name = first.partition(".")[0]
         group.params.logprobs = count
@@ -382,11 +387,15 @@ class InputProcessor:
                 "at least one token that bad_words and min_tokens leave",
             )
 
-    def _seed(self, params: SamplingParams, number: int) -> int:
-        """The request's own seed, or one that follows from the engine's and the arrival order."""
+    def _seed(self, params: SamplingParams, number: int, tokens: list[int]) -> int:
+        """The request's own seed, or one that follows from the engine's and the arrival order.
+
+        Where the engine is deterministic the prompt takes the place of that order.
+        """
         if params.seed is not None:
             return params.seed % 2**64
-        text = f"{self._config.asked.seed}:{number}".encode()
+        asked = self._config.asked
+        text = f"{asked.seed}:{tokens if asked.deterministic else number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
     def _tokenise(self, prompt: Prompt) -> Tokenised:

@@ -9,6 +9,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, ClassVar
 
+from jaxserve.config import deterministic
 from jaxserve.config.named_object import OBJECT_NAME
 from jaxserve.config.settings import (
     Integer,
@@ -426,6 +427,14 @@ class EngineConfig:
         "Sum every row of a linear layer in one order, however many rows a step has, so that a "
         "request's numbers do not depend on the requests beside it; linear_backend native alone.",
     )
+    deterministic: bool = program_setting(
+        False,
+        Switch(),
+        "Give each request the same tokens, logprobs and vectors bit for bit whatever is served "
+        "beside it, however its prompt is cut, and after a preemption or restart; a request that "
+        "brings no seed gets one that follows from the engine's and its prompt. CPUs alone, see "
+        "[determinism.md](determinism.md).",
+    )
     graph_collectives: bool = program_setting(
         False,
         Switch(),
@@ -512,6 +521,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.deterministic:
+            deterministic.check_settings(self)
         for name in _OF_LENGTH if self.scheduling_policy != "length" else ():
             value, default = getattr(self, name), defaults_of(EngineConfig)[name]
             if value != default:

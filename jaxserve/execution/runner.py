@@ -153,6 +153,7 @@ class Runner:
             self.max_prefill_tokens,
             model_config,
             threshold_on(mesh, backends),
+            config.asked.deterministic,
         )
         own = chosen_features(config.asked.features, config.asked.feature_config, ALL_NAMES)
         provided = make_features(facts, partial(getattr, config.asked))

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxserve.config.deterministic import IN_ONE_ORDER, OPERATIONS
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
@@ -45,8 +46,10 @@ def backends_for(
     chosen = choose_backends(kind, platform, shape, integers, capability=capability)
     if is_divided(devices):
         chosen = chosen.sharded()
-    for operation in ("decode", "prefill", "linear"):
+    for operation in OPERATIONS:
         wanted = getattr(config.asked, f"{operation}_backend")
+        if wanted is None and config.asked.deterministic:
+            wanted = IN_ONE_ORDER
         if wanted is None:
             continue
         try:
@@ -59,7 +62,7 @@ def backends_for(
         if operation == "linear" and wanted != "gpu":
             changed["residual_norm"] = None
         chosen = replace(chosen, **changed)
-    return chosen
+    return replace(chosen, row_invariant=config.asked.deterministic)
 
 
 def warn_of_token_scales(

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from checkpoints.quantized import Checkpoint
 from checkpoints.quantized_formats import open_checkpoint, quantization_of
 from checkpoints.store import is_store
+from jaxserve.config.deterministic import check_device
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
@@ -179,7 +180,9 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
     # devices of other platforms have no compute capability
     capability = getattr(device, "compute_capability", None)
     config = resolve(asked, model, device.platform, online or found or "", capability)
-    dtype = config.model.dtype
+    dtype, row_invariant = config.model.dtype, asked.row_invariant or asked.deterministic
+    if asked.deterministic:
+        check_device(device.platform, dtype)
     _require_room(config, model, mesh)
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(
@@ -190,7 +193,7 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
         # what no weight could change is refused before they are fetched
         known = backends_for(config, model, device, integers=False)
         if device.platform != "cpu":
-            LinearForm.of(known, online, asked.row_invariant)
+            LinearForm.of(known, online, row_invariant)
     if asked.load_format != "dummy":
         if quantized is not None:
             fetch_weights(files, report)
@@ -215,7 +218,7 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
             f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
             f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
         )
-        form = LinearForm.of(backends, online, asked.row_invariant)
+        form = LinearForm.of(backends, online, row_invariant)
         if stored:
             plan = stored_plan(files.model, form)
         else:

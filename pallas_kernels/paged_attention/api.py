@@ -129,6 +129,7 @@ def paged_prefill_attention(
     k_scale: jax.Array | None = None,  # float32[] or bfloat16[NP, KVH, page_size]
     v_scale: jax.Array | None = None,
     first_page: int = 0,
+    row_invariant: bool = False,
     backend: str,
     tuning: Tuning | None = None,
     interpret: Any = None,
@@ -150,6 +151,8 @@ def paged_prefill_attention(
         k_scale: scale of 8-bit keys, as for `paged_decode_attention`.
         v_scale: likewise for the values.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
+        row_invariant: attend to a row in the order in which `paged_decode_attention` attends to a
+            single query, whatever rows are beside it; of "native" alone.
         backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (NVIDIA Ampere and
             later), "mosaic_tpu" (TPU), "native" (CPU, C++) or "reference".
         tuning: tile sizes of a GPU or TPU kernel, of its own type; None takes the
@@ -168,6 +171,9 @@ def paged_prefill_attention(
     options = checked_options(
         q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
+    if row_invariant and backend != "native":
+        raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
+    options = replace(options, row_invariant=row_invariant)
     for name, vector in zip(PrefillLanes._fields, lanes):
         check_array(f"lanes.{name}", vector, jnp.int32, page_table.shape[:1])
     of_kernel = chosen.options(tuning=tuning, interpret=interpret)

@@ -6,13 +6,15 @@ Contexts that show more than 1,024 tokens are attended to in parts of 512 (Flash
 al. 2023), whatever the number of threads: results do not depend on it.
 
 Prefill: one work item a (tile of a lane's rows, KV head), latest positions first: the cost follows
-the live rows and their contexts.
+the live rows and their contexts. A row is attended to in the order, and in the parts, of a decode
+row that sees as much, but in the matrix unit, which `row_invariant` leaves alone.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels import native
 from pallas_kernels.compat import result_like
@@ -58,10 +60,14 @@ def prefill(
     Raises:
         KernelError: the native kernels cannot be built or loaded on this machine.
     """
-    return _attend("jaxserve_paged_prefill", (q, kv_pages, page_table, *lanes), options)
+    operands = q, kv_pages, page_table, *lanes
+    invariant = np.bool_(options.row_invariant)
+    return _attend("jaxserve_paged_prefill", operands, options, row_invariant=invariant)
 
 
-def _attend(target: str, operands: tuple[jax.Array, ...], options: AttentionOptions) -> jax.Array:
+def _attend(
+    target: str, operands: tuple[jax.Array, ...], options: AttentionOptions, **attributes: np.bool_
+) -> jax.Array:
     """Calls a kernel with its own operands, the queries first, and those of every attention."""
     native.require()
     q = operands[0]
@@ -72,4 +78,5 @@ def _attend(target: str, operands: tuple[jax.Array, ...], options: AttentionOpti
         given_scale(options.k_scale),
         given_scale(options.v_scale),
         **score_attributes(*options.scores),
+        **attributes,
     )

@@ -26,13 +26,14 @@ class Scores(NamedTuple):
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("sinks", "k_scale", "v_scale", "first_page", "query_lens"),
-    meta_fields=("scores",),
+    meta_fields=("scores", "row_invariant"),
 )
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """The options of `paged_decode_attention` that no backend does without; static are `scores`.
+    """The options of `paged_decode_attention` that no backend does without, and those of prefill.
 
-    `query_lens` is None where every row has all of its queries, and where there is one a row.
+    Static are `scores` and `row_invariant`. `query_lens` is None where every row has all of its
+    queries, and where there is one a row.
     """
 
     scores: Scores
@@ -41,3 +42,4 @@ class AttentionOptions:
     v_scale: jax.Array | None
     first_page: jax.Array  # int32[]
     query_lens: jax.Array | None = None  # int32[B]
+    row_invariant: bool = False

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 ON_EACH = PartitionSpec()
+NUM_LIMBS = 4  # of a number whose sums are exact, see `pooling.limbs`
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -54,6 +55,7 @@ class Facts(NamedTuple):
         max_prefill_tokens: tokens of the largest prefill region.
         model: the model's configuration; None where a program is compiled without a model.
         threshold: the search for the sampling filters' bounds, for these devices.
+        deterministic: whether reports may not depend on what is computed beside a request.
     """
 
     vocab_size: int
@@ -62,12 +64,13 @@ class Facts(NamedTuple):
     max_prefill_tokens: int = 0
     model: ModelConfig | None = None
     threshold: Threshold = PORTABLE
+    deterministic: bool = False
 
     @property
     def pooled_size(self) -> int:
-        """P, numbers of a pooled vector: a score a label, or a hidden state."""
+        """P, numbers of a pooled vector: a score a label, or a hidden state in its limbs."""
         labels = () if self.model is None else self.model.labels
-        return len(labels) or self.hidden_size
+        return len(labels) or self.hidden_size * (NUM_LIMBS if self.deterministic else 1)
 
 
 class Chunk(NamedTuple):

@@ -10,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.reports import POOLING
+from jaxserve.errors import ValidationError
 from jaxserve.execution.features.feature import (
     NO_OPTIONS,
+    NUM_LIMBS,
     Chunk,
     Facts,
     Feature,
@@ -28,7 +31,9 @@ from jaxserve.request.request import Request, RequestState
 if TYPE_CHECKING:
     from jaxserve.execution.step_shape import StepShape
 
+MEAN, ONE = 2, 1  # how a token counts: as one of all, or as the only one
 NORMED = -1  # the last layer's output behind the final norm
+UNITS = (2.0**12, 1.0, 2.0**-12, 2.0**-24)  # of limbs
 SHORTEST = 1e-12  # a shorter vector is divided by this instead of its length
 
 
@@ -41,7 +46,7 @@ class PoolingRow:
 
 @arrays
 class PoolingInputs:
-    """Of each region token: its lane, and 1 where its hidden state counts."""
+    """Of each region token: its lane, and how its hidden state counts: MEAN, ONE or 0, not."""
 
     lane: Any = array("C")
     counts: Any = array("C")
@@ -49,9 +54,40 @@ class PoolingInputs:
 
 @arrays
 class PoolingOutputs:
-    """Of each lane: the sum of the hidden states that count, or the scores of that sum."""
+    """Of each lane: the sum of the hidden states that count, or the scores of that sum.
+
+    Of a deterministic engine the sum is [NUM_LIMBS * E], see `limbs`.
+    """
 
     total: Any = array("N", "P", dtype="float32")
+
+
+def limbs(x: jax.Array, wide: jax.Array) -> jax.Array:
+    """float32[C, E] in numbers whose sums have the same bits in any order: [C, NUM_LIMBS * E].
+
+    A wide row is cut into integers in units of 2^12, 1, 2^-12 and 2^-24 (Demmel and Nguyen, "Fast
+    Reproducible Floating-Point Summation", 2013, with fixed units): up to 4,096 of them add up
+    exactly in float32, below 2^24 in magnitude. Of other rows the first limb is the row itself.
+
+    Args:
+        x: the rows.
+        wide: bool[C, 1], which of them are cut.
+    """
+    found, rest = [], x
+    for unit in UNITS:
+        whole = jnp.round(rest / unit)
+        found.append(jnp.where(wide, whole, x if unit == UNITS[0] else 0.0))
+        rest = rest - whole * unit
+    return jnp.concatenate(found, axis=1)
+
+
+def joined(total: np.ndarray, is_wide: bool) -> np.ndarray:
+    """The float32[E] whose limbs' sums are float64[NUM_LIMBS * E]."""
+    parts = np.asarray(total, np.float64).reshape(NUM_LIMBS, -1)
+    if not is_wide:
+        return parts[0].astype(np.float32)
+    units = np.array(UNITS)[::-1, None]
+    return (parts[::-1] * units).cumsum(axis=0)[-1].astype(np.float32)
 
 
 class Pooling(Feature):
@@ -79,6 +115,8 @@ class Pooling(Feature):
         if values is not None:
             for lane, (request, start, _) in enumerate(step.chunks):
                 name, total = request.request_id, values.total[lane]
+                if self._has_limbs:
+                    total = total.astype(np.float64)
                 # a request that was aborted while the step ran gets no report
                 is_live = name in ended or request.state is not RequestState.FINISHED
                 if request.asked.pooling is not None and is_live:
@@ -93,6 +131,12 @@ class Pooling(Feature):
 
     def ended(self, sequence_id: str) -> None:
         self._totals.pop(sequence_id, None)
+
+    def begins(self, asked: AddGroup) -> None:
+        pooling = asked.pooling
+        if self.facts.deterministic and self._is_scored and pooling and pooling.pooling == "mean":
+            allowed = "last or cls: a deterministic engine has no scores of a mean"
+            raise ValidationError("pooling", pooling.pooling, allowed)
 
     def needed_by_chunk(self, chunk: Chunk) -> bool:
         return chunk.request.asked.pooling is not None
@@ -113,9 +157,9 @@ class Pooling(Feature):
             if pooling is not None:
                 positions = np.arange(start, start + length)
                 counts = {
-                    "mean": positions >= 0,
-                    "last": positions == request.num_prompt - 1,
-                    "cls": positions == 0,
+                    "mean": np.full(length, MEAN),
+                    "last": ONE * (positions == request.num_prompt - 1),
+                    "cls": ONE * (positions == 0),
                 }
                 inputs.counts[begin : begin + length] = counts[pooling.pooling]
             begin += length
@@ -136,17 +180,28 @@ class Pooling(Feature):
         # rows without a token may hold anything, and 0 * NaN is NaN
         counts = inputs.counts > 0
         chosen = jnp.where(counts[:, None], chosen, 0).astype(jnp.float32)
+        if self._has_limbs:
+            chosen = limbs(chosen, inputs.counts[:, None] == MEAN)
         lanes = jnp.arange(region.num_lanes)
         belongs = (inputs.lane == lanes[:, None]).astype(jnp.float32)
         total = jnp.matmul(belongs, chosen, precision=lax.Precision.HIGHEST)
-        is_scored = self.facts.model is not None and self.facts.model.head is not None
-        return PoolingOutputs(region.scores_of(total) if is_scored else total)
+        return PoolingOutputs(region.scores_of(total) if self._is_scored else total)
+
+    @property
+    def _is_scored(self) -> bool:
+        return self.facts.model is not None and self.facts.model.head is not None
+
+    @property
+    def _has_limbs(self) -> bool:
+        return self.facts.deterministic and not self._is_scored
 
     def cost(self, shape: StepShape) -> float:
         return 2.0 * shape.num_prefill * self.facts.hidden_size
 
     def _vector(self, total: np.ndarray, asked: PoolingParams, num_prompt: int) -> list[float]:
         """The vector of a prompt from the sum of its chunks' sums."""
+        if self._has_limbs:
+            total = joined(total, asked.pooling == "mean")
         if asked.pooling == "mean":
             total = total / np.float32(num_prompt)
         head = None if self.facts.model is None else self.facts.model.head

@@ -49,6 +49,9 @@ class Scratch {
     used_ = begin + count * int64_t(sizeof(T));
     return reinterpret_cast<T*>(base_ + begin);
   }
+  int64_t used() const { return used_; }
+  // Gives back what was taken since `used` was as it is here.
+  void rewind(int64_t used) { used_ = used; }
   void reserve(int64_t bytes) {
     used_ = 0;
     if (bytes + 64 > size_) {

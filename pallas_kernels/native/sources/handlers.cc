@@ -187,7 +187,7 @@ JAXSERVE_HANDLER(linear, "eps", "gated", "path");
 JAXSERVE_HANDLER(linear_in_groups, "eps", "gated", "rounded", "path");
 JAXSERVE_HANDLER(grouped_linear, "gated", "path");
 JAXSERVE_HANDLER(paged_decode, "scale", "soft_cap", "window");
-JAXSERVE_HANDLER(paged_prefill, "scale", "soft_cap", "window");
+JAXSERVE_HANDLER(paged_prefill, "scale", "soft_cap", "window", "row_invariant");
 JAXSERVE_HANDLER(split_rotate, "q_eps", "k_eps");
 JAXSERVE_HANDLER(write_kv);
 JAXSERVE_HANDLER(write_kv_scaled);

@@ -25,7 +25,7 @@ Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Int
 // pallas_kernels/paged_attention/native.py
 Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, Integers start, Integers length,
                       Integers context, Integers first_page, Floats sinks, Array k_scale, Array v_scale,
-                      Array out, float scale, float soft_cap, int64_t window);
+                      Array out, float scale, float soft_cap, int64_t window, bool row_invariant);
 
 // pallas_kernels/rotary/native.py
 Refusal split_rotate(Threads& threads, Array qkv, Floats cos, Floats sin, Array q_norm, Array k_norm,

@@ -11,6 +11,7 @@ namespace jaxserve {
 
 constexpr int64_t kLanes = 16;         // rows of x a group
 constexpr int64_t kBlockOutputs = 16;  // rows of the weight a block
+constexpr int64_t kMostTurned = 8;     // rows of x that are no lanes; more are as fast as lanes
 
 // x of some groups of rows.
 struct LaneRows {
@@ -61,8 +62,39 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
   }
 }
 
+// sums[m] = row m of x . the 16 rows of the block, a row of the weight a lane: the sums of `outer_products`, each in
+// its order, of rows too few to be lanes. Words of the weight are transposed in registers. `rows` are of `words` words.
+template <class Dot, int MR>
+inline void turned_products(const typename Dot::Activation* const* rows, int64_t words,
+                            const typename Dot::Weight* block, int64_t depth, const typename Dot::Weight* ahead,
+                            typename Dot::Sum* sums) {
+  typename Dot::Sum acc[MR] = {};
+  const int64_t row_bytes = depth * int64_t(sizeof(*block));
+  const char* weight = reinterpret_cast<const char*>(block);
+  const char* next = reinterpret_cast<const char*>(ahead);
+  for (int64_t k0 = 0; k0 < words; k0 += 16) {
+    U32x16 square[16];
+#pragma GCC unroll 16
+    for (int n = 0; n < 16; ++n) {
+      if (next) __builtin_prefetch(next + n * row_bytes + k0 * 4, 0, 2);
+      square[n] = load<U32x16>(weight + n * row_bytes + k0 * 4);
+    }
+    transpose16(square);
+#pragma GCC unroll 16
+    for (int k = 0; k < 16; ++k) {
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; ++m) {
+        uint32_t word;
+        std::memcpy(&word, reinterpret_cast<const char*>(rows[m]) + (k0 + k) * 4, 4);
+        acc[m] = Dot::multiply_add(acc[m], splat(word), square[k]);
+      }
+    }
+  }
+  for (int m = 0; m < MR; ++m) sums[m] = acc[m];
+}
+
 #if JAXSERVE_PAIRS && defined(__FMA__)
-// The same of bfloat16 and float32 for 4 rows and one group: 16 registers hold no more.
+// `outer_products` of bfloat16 and float32 for 4 rows and one group: 16 registers hold no more.
 template <class Dot>
 inline void outer_products_of_floats(const LaneRows& x, int64_t group, const typename Dot::Weight* block,
                                      int64_t depth, int first_row, const typename Dot::Weight* ahead,

@@ -153,6 +153,16 @@ inline void finish_lanes(const Linear& p, F32x16 v[16], int64_t group, int64_t f
   }
 }
 
+// The same of one row, whose results are the lanes. A call of its own, or the compiler could fuse a product with the
+// sum behind it, which `finish_lanes` rounds in between.
+[[gnu::noinline]] inline void finish_turned(const Linear& p, F32x16 v, int64_t row, int64_t first_output,
+                                            int64_t num_outputs) {
+  if (!p.gated) return finish_row(p, v, row, first_output, num_outputs);
+  const F32x16 gate = __builtin_shufflevector(v, v, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+  const F32x16 up = __builtin_shufflevector(v, v, 1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15);
+  finish_row(p, gate * sigmoid(gate) * up, row, first_output / 2, num_outputs / 2);
+}
+
 // 16 rows of the weight, from row `first` on, of which `count` exist; `ahead` are the next ones.
 template <class Dot>
 class Block {
@@ -193,6 +203,40 @@ class Block {
     }
     if (m < end) {
       alone && end - begin == 1 ? tiles<1, 16>(x, m, 0) : tiles<1, 0>(x, m, 0);
+    }
+  }
+
+  // Up to kMostTurned live rows of x, with the bits that `lanes` gives.
+  void turned(const Staged<Dot>& x) const {
+    const typename Dot::Activation* rows[kMostTurned];
+    const int64_t count = int64_t(p_.live.size()), words = padded_depth<Dot>(p_) * int64_t(sizeof(*rows[0])) / 4;
+    for (int64_t m = 0; m < count; ++m) rows[m] = x.data + p_.live[m] * x.stride;
+    typename Dot::Sum sums[kMostTurned];
+    switch (count) {
+#define JAXSERVE_ROWS(N)                                                         \
+  case N:                                                                        \
+    turned_products<Dot, N>(rows, words, w_, p_.depth, ahead_, sums);            \
+    break
+      JAXSERVE_ROWS(1);
+      JAXSERVE_ROWS(2);
+      JAXSERVE_ROWS(3);
+      JAXSERVE_ROWS(4);
+      JAXSERVE_ROWS(5);
+      JAXSERVE_ROWS(6);
+      JAXSERVE_ROWS(7);
+      JAXSERVE_ROWS(8);
+#undef JAXSERVE_ROWS
+    }
+    for (int64_t m = 0; m < count; ++m) {
+      const int64_t row = p_.live[m];
+      F32x16 v;
+      if constexpr (std::is_same_v<Dot, Int8Dot>) {
+        v = __builtin_convertvector(sums[m] + x.offset[row], F32x16) * scale_ * x.scale[row];
+      } else {
+        v = sums[m];
+      }
+      if (p_.bias) v += bias_;
+      finish_turned(p_, v, row, first_, count_);
     }
   }
 
@@ -306,6 +350,11 @@ void with_staged(const Linear& p, bool lanes, Threads& threads, const Products& 
         block.rows(x, p.live[i], p.live[end - 1] + 1);
       }
     });
+    return;
+  }
+  if (count <= kMostTurned) {
+    const Staged<Dot> x = stage<Dot>(p, threads, memory);
+    products(1, [&](const Block<Dot>& block, int64_t) { block.turned(x); });
     return;
   }
   const StagedLanes<Dot> x = stage_lanes<Dot>(p, threads, memory);

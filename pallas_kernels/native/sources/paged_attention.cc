@@ -23,6 +23,31 @@ struct Item {
   int64_t part = 0, begin = 0, end = std::numeric_limits<int64_t>::max();
 };
 
+// Attends to the tokens [begin, end) where rows are divided: part by part, of all rows; `sums` get those of the rows
+// that are divided, `rows` those of the others.
+template <class Word>
+void attend_in_parts(const Rows<Word>& rows, const Problem& p, const int32_t* table_row, int64_t head, int64_t begin,
+                     int64_t end, const PartSums& sums, Scratch& scratch) {
+  const int64_t used = scratch.used(), dim = rows.padded_dim;
+  const PartSums part{rows.highest, rows.total, rows.out};
+  for (int64_t t0 = begin, t1; t0 < end; t0 = t1) {
+    t1 = std::min((t0 / kPartTokens + 1) * kPartTokens, end);
+    attend(rows, p.pool, table_row, head, t0, t1, false, p.options, scratch);
+    scratch.rewind(used);
+    for (int64_t r = 0; r < rows.count; ++r) {
+      if (!is_divided(rows.first[r], rows.end[r]) || rows.end[r] <= t0 || t1 <= rows.first[r]) continue;
+      if (t0 <= rows.first[r]) {
+        sums.highest[r] = part.highest[r], sums.total[r] = part.total[r];
+        std::memcpy(sums.out + r * dim, part.out + r * dim, dim * 4);
+      } else {
+        add_part(sums, part, r, dim);
+      }
+      part.highest[r] = kMasked, part.total[r] = 0.0f;
+      std::memset(part.out + r * dim, 0, dim * 4);
+    }
+  }
+}
+
 template <class Word>
 void run_head(const Problem& p, const Item& item, int64_t kv_head) {
   const int64_t group = p.heads / p.pool.kv_heads, head_dim = p.pool.head_dim;
@@ -30,7 +55,7 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
   const int64_t row_bytes = head_dim * element_size(p.type);
   const int64_t window = p.options.window;
   Scratch& scratch = thread_scratch();
-  scratch.reserve(scratch_bytes<Word>(count, dim));
+  scratch.reserve(scratch_bytes<Word>(count, dim) + count * (dim + 2) * 4 + 3 * 64);  // and sums of parts
   Rows<Word> rows = take_rows<Word>(scratch, count, dim);
   if (item.split) {
     const PartSums sums = item.split->sums(kv_head, item.part);
@@ -54,9 +79,22 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
   }
   std::memset(rows.out, 0, count * dim * 4);
   const int64_t last_token = std::min(rows.end[count - 1], p.columns * p.pool.page_size);
-  attend(rows, p.pool, p.table + item.lane * p.columns, kv_head, rows.first[0], last_token,
-         kv_head + 1 < item.first_head + item.num_heads, p.options, scratch);
+  const int32_t* table_row = p.table + item.lane * p.columns;
+  bool divided = false;
+  for (int64_t r = 0; r < count; ++r) divided |= !item.split && is_divided(rows.first[r], rows.end[r]);
   PartSums sums{rows.highest, rows.total, rows.out};
+  if (divided) {
+    const PartSums parts{scratch.take<float>(count), scratch.take<float>(count), scratch.take<float>(count * dim)};
+    attend_in_parts(rows, p, table_row, kv_head, rows.first[0], last_token, parts, scratch);
+    for (int64_t r = 0; r < count; ++r) {
+      if (!is_divided(rows.first[r], rows.end[r])) continue;
+      rows.total[r] = parts.total[r];
+      std::memcpy(rows.out + r * dim, parts.out + r * dim, dim * 4);
+    }
+  } else {
+    attend(rows, p.pool, table_row, kv_head, rows.first[0], last_token,
+           kv_head + 1 < item.first_head + item.num_heads, p.options, scratch);
+  }
   if (item.split) {
     if (!item.split->done(kv_head)) return;
     sums = item.split->combine(kv_head);
@@ -165,7 +203,7 @@ Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Int
 
 Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, Integers start, Integers length,
                       Integers context, Integers first_page, Floats sinks, Array k_scale, Array v_scale,
-                      Array out, float scale, float soft_cap, int64_t window) {
+                      Array out, float scale, float soft_cap, int64_t window, bool row_invariant) {
   Problem problem;
   if (const Refusal refusal = read_problem(q, pages, table, first_page, sinks, k_scale, v_scale, out,
                                            {scale, soft_cap, window}, problem)) {
@@ -187,8 +225,9 @@ Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, In
     next = prompt.row + prompt.tokens;
   }
   clear_until(region);
+  (void)row_invariant;  // there is one order but for the matrix unit
 #if JAXSERVE_TILES
-  if (problem.met() == Element::kBfloat16 && tiles_permitted()) {
+  if (problem.met() == Element::kBfloat16 && tiles_permitted() && !row_invariant) {
     prefill_in_tiles(threads, problem, prompts);
     return nullptr;
   }

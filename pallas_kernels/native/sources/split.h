@@ -13,10 +13,13 @@ namespace jaxserve {
 // result is the same, bit for bit, on all of them. It is a multiple of the usual page sizes.
 constexpr int64_t kPartTokens = 512;
 
+// Whether a row that sees the tokens [begin, end) has several parts. A row is divided by what it sees alone: its sums
+// are the same as a decode row, and in whatever chunk of a prompt.
+inline bool is_divided(int64_t begin, int64_t end) { return end - begin > 2 * kPartTokens; }
+
 // The number of parts of the tokens [begin, end); a short context is one.
 inline int64_t parts_of(int64_t begin, int64_t end) {
-  if (end - begin <= 2 * kPartTokens) return 1;
-  return (end - 1) / kPartTokens - begin / kPartTokens + 1;
+  return is_divided(begin, end) ? (end - 1) / kPartTokens - begin / kPartTokens + 1 : 1;
 }
 
 // What the query rows of a KV head have summed over a part; `out` is not divided by `total`.
@@ -25,6 +28,18 @@ struct PartSums {
   float* total;    // [rows]
   float* out;      // [rows, dim]
 };
+
+// Adds row r of a part to that of the parts before it.
+inline void add_part(const PartSums& all, const PartSums& more, int64_t r, int64_t dim) {
+  const float highest = std::max(all.highest[r], more.highest[r]);
+  const float here = std::exp(all.highest[r] - highest);
+  const float there = std::exp(more.highest[r] - highest);
+  all.highest[r] = highest;
+  all.total[r] = all.total[r] * here + more.total[r] * there;
+  for (int64_t d = r * dim; d < (r + 1) * dim; d += 16) {
+    store(all.out + d, load<F32x16>(all.out + d) * here + load<F32x16>(more.out + d) * there);
+  }
+}
 
 // The sums of one slot's parts.
 class Split {
@@ -49,16 +64,7 @@ class Split {
     const PartSums all = sums(kv_head, 0);
     for (int64_t part = 1; part < parts_; ++part) {
       const PartSums more = sums(kv_head, part);
-      for (int64_t r = 0; r < rows_; ++r) {
-        const float highest = std::max(all.highest[r], more.highest[r]);
-        const float here = std::exp(all.highest[r] - highest);
-        const float there = std::exp(more.highest[r] - highest);
-        all.highest[r] = highest;
-        all.total[r] = all.total[r] * here + more.total[r] * there;
-        for (int64_t d = r * dim_; d < (r + 1) * dim_; d += 16) {
-          store(all.out + d, load<F32x16>(all.out + d) * here + load<F32x16>(more.out + d) * there);
-        }
-      }
+      for (int64_t r = 0; r < rows_; ++r) add_part(all, more, r, dim_);
     }
     return all;
   }

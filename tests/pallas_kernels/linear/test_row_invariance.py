@@ -8,7 +8,7 @@ import pytest
 
 from pallas_kernels import KernelError, quantize_int8
 from pallas_kernels.grouped_linear import grouped_linear
-from pallas_kernels.linear import as_stored_weight, linear
+from pallas_kernels.linear import Norm, as_stored_weight, linear
 from pallas_kernels.linear import native as native_linear
 from pallas_kernels.native.paths import Path
 from tests.pallas_kernels.linear.checks import to64
@@ -41,6 +41,26 @@ def test_a_row_alone_is_the_row_among_others(dtype):
     for rows in ROWS:
         np.testing.assert_array_equal(of(x[:rows]), whole[:rows])
         np.testing.assert_array_equal(of(x[-rows:]), whole[-rows:])
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_few_rows_end_as_many_do(dtype, gated):
+    """Up to 8 rows meet the weight by turned words; what is done around a product is the same."""
+    x, weight, scale = operands(dtype, 40, 203, 50)
+    rng = np.random.default_rng(1)
+    bias = jnp.asarray(rng.normal(size=50), x.dtype)
+    norm = Norm(jnp.asarray(rng.normal(size=203), x.dtype), 1e-5)
+    residual = jnp.asarray(rng.normal(size=(40, 25 if gated else 50)), x.dtype)
+    options = {"scale": scale, "bias": bias, "norm": norm, "gated": gated}
+    options |= {"row_invariant": True, "backend": "native"}
+
+    def of(begin: int, end: int):
+        return linear(x[begin:end], weight, residual=residual[begin:end], **options)
+
+    whole = of(0, 40)
+    for rows in range(1, 10):
+        np.testing.assert_array_equal(of(3, 3 + rows), whole[3 : 3 + rows])
 
 
 @pytest.mark.parametrize("activations", ["float", "int8"])

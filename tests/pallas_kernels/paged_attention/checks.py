@@ -15,7 +15,8 @@ from tests.pallas_kernels.strategies import Lanes, Program, Slots
 STATIC = ("scale", "soft_cap", "window", "splits", "first_page", "backend", "tuning", "interpret")
 decode = jax.jit(paged_decode_attention, static_argnames=STATIC)
 prefill = jax.jit(
-    paged_prefill_attention, static_argnames=[name for name in STATIC if name != "splits"]
+    paged_prefill_attention,
+    static_argnames=[*(name for name in STATIC if name != "splits"), "row_invariant"],
 )
 
 

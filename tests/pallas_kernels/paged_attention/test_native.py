@@ -21,6 +21,7 @@ from tests.pallas_kernels.paged_attention.checks import (
     check_prefill,
     check_queries_as_rows,
     decode,
+    prefill,
 )
 from tests.pallas_kernels.strategies import Lanes, Program, Slots, examples, lanes, slots
 
@@ -156,6 +157,26 @@ def test_long_contexts_do_not_depend_on_the_number_of_threads(threads):
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.stdout.strip() == hashlib.sha256(long_result(6).tobytes()).hexdigest(), done.stderr
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS[::3], *LONG[:3]], ids=str)
+def test_a_row_of_a_prompt_is_the_decode_row_that_sees_as_much(program):
+    """Bit for bit, wherever the prompt was cut; some rows have parts and others beside them not."""
+    rng, longest = np.random.default_rng(11), program.longest
+    contexts = [0, longest - 40, longest // 2, min(2 * PART - 9, longest - 20), 0, longest - 1]
+    drawn = Lanes([40, 40, 7, 20, 0, 1], contexts, {}, stale=True, seed=11)
+    packed, region = program.region(drawn, rng)
+    case = program.case(drawn, rng, rows=region)
+    options = program.options(11) | case.options | {"backend": "native"}
+    whole = prefill(*case[:3], packed, **options, row_invariant=True)
+    rows = [
+        (int(start) + i, lane, int(context) + i + 1)
+        for lane, (start, length, context) in enumerate(zip(*packed, strict=True))
+        for i in range(int(length))
+    ]
+    places, lanes_of, lengths = (jnp.asarray(column, jnp.int32) for column in zip(*rows))
+    alone = decode(case.q[places], case.kv_pages, case.page_table[lanes_of], lengths, **options)
+    np.testing.assert_array_equal(np.asarray(whole)[places], np.asarray(alone))
 
 
 def test_idle_rows_give_zeros():

@@ -90,6 +90,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
     words += ["--served-model-name", "a", "b"]
     defaults = defaults_of(EngineConfig)
     switches = {k: not defaults[k] for k, rule in rules.items() if isinstance(rule, Switch)}
+    switches["deterministic"] = False  # it rules some of the others out
+    assert config(model, "--deterministic").deterministic
     words += [f"--{'' if on else 'no-'}{k.replace('_', '-')}" for k, on in switches.items()]
     made = config(model, *words)
     expected = {

@@ -1,0 +1,1 @@
+"""Whether a request is answered bit for bit as alone, whatever is served beside it."""

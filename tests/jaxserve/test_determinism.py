@@ -1,0 +1,156 @@
+"""A deterministic engine answers bit for bit as it answers a request alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from benchmarks.determinism.requests import Asked, Told, difference
+from benchmarks.determinism.schedules import SETTINGS, Arrival, drawn, run
+from benchmarks.determinism.serving import asked_and_alone, deterministic_engine
+from checkpoints import bundled_model_path
+from jaxserve import EngineConfig, LLMEngine, PoolingParams, SamplingParams
+from jaxserve.config.deterministic import check_device
+from jaxserve.errors import ValidationError
+from jaxserve.loading.engine_build import load_engine
+from pallas_kernels import native
+from pallas_kernels.linear import api as linear_api
+from pallas_kernels.native.paths import Path
+
+MODEL = str(bundled_model_path())
+SCHEDULES = 300  # of a case; a share of the slow tests has one at least
+REQUESTS = 64
+MOST = 12  # requests of a schedule
+
+
+class Known(NamedTuple):
+    """Requests and their answers alone."""
+
+    requests: list[Asked]
+    answers: list[Told]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"linear_backend": "xla"}, "linear_backend"),
+        ({"decode_backend": "xla"}, "decode_backend"),
+        ({"prefill_backend": "xla"}, "prefill_backend"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"features": ["some.module:Feature"]}, "features"),
+    ],
+)
+def test_what_it_rules_out_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=f"{named}=.*with deterministic"):
+        EngineConfig(model=MODEL, deterministic=True, **settings)
+    EngineConfig(model=MODEL, **settings)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "cuda", "tpu"])
+def test_devices_without_such_kernels_are_refused(platform: str) -> None:
+    with pytest.raises(ValidationError, match=f"deterministic=True.*platform {platform}: products"):
+        check_device(platform, "bfloat16")
+
+
+def test_an_engine_refuses_before_it_loads() -> None:
+    with pytest.raises(ValidationError, match=r"dtype=.float16.*with deterministic"):
+        load_engine(EngineConfig(model=MODEL, deterministic=True, dtype="float16"))
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    if not native.availability().available:
+        pytest.skip(f"native kernels: {native.availability().reason}")
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def known(dtype: str) -> Known:
+    with deterministic_engine(MODEL, dtype) as engine:
+        return Known(*asked_and_alone(engine, random.Random(1), REQUESTS, 2000))
+
+
+def wrong(engine: LLMEngine, known: Known, count: int, seed: int) -> list[str]:
+    """What differs in so many schedules."""
+    rng, found = random.Random(seed), []
+    for _ in range(count):
+        arrivals = drawn(rng, len(known.requests), MOST)
+        if rng.random() < 0.3:
+            engine.reset_prefix_cache()
+        for place, answer in run(engine, known.requests, arrivals).answers.items():
+            index = arrivals[place].index
+            text = difference(known.answers[index], answer)
+            if text is not None:
+                found.append(f"request {index}, {known.requests[index].params!r}: {text}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_random_schedules(dtype: str, known: Known, settings: str) -> None:
+    with deterministic_engine(MODEL, dtype, **SETTINGS[settings]) as engine:
+        assert not wrong(engine, known, SCHEDULES, seed=len(settings))
+
+
+@pytest.mark.slow
+def test_products_by_the_rows_of_a_step_are_found(
+    known: Known, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same schedules see what an engine does whose sums follow the rows of its steps."""
+    monkeypatch.setattr(linear_api, "Path", SimpleNamespace(ONE_ORDER=Path.BY_ROWS))
+    with deterministic_engine(MODEL, dtype) as engine:
+        assert wrong(engine, known, 20, seed=0)
+
+
+@pytest.fixture(scope="module")
+def engine(dtype: str) -> Iterator[LLMEngine]:
+    with deterministic_engine(MODEL, dtype, num_pages=160) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_a_chat_is_answered_warm_as_cold(engine: LLMEngine) -> None:
+    """Turns find the pages that rows of decode steps have filled, and that chunks have."""
+    rng, prompt = random.Random(3), [5, 6, 7] * 20
+    params = SamplingParams(temperature=0.9, seed=4, max_tokens=40, logprobs=3, ignore_eos=True)
+    turns, warm = [], []
+    found = engine.stats().pages.num_found
+    for _ in range(5):
+        turns.append(Asked([*prompt], params))
+        warm.append(run(engine, turns, [Arrival(len(turns) - 1, 0, None)]).answers[0])
+        prompt += [*warm[-1][1][0], *(rng.randrange(5, 2000) for _ in range(9))]
+    assert engine.stats().pages.num_found - found > 300
+    for index, answer in enumerate(warm):
+        engine.reset_prefix_cache()
+        assert difference(run(engine, turns, [Arrival(index, 0, None)]).answers[0], answer) is None
+
+
+@pytest.mark.slow
+def test_a_request_without_a_seed_gets_one_by_its_prompt(engine: LLMEngine) -> None:
+    params = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True, n=2)
+    first, other, again = (
+        engine.generate([prompt], params, use_tqdm=False)[0].outputs
+        for prompt in ([9, 8, 7], [9, 8, 6], [9, 8, 7])
+    )
+    assert [one.token_ids for one in first] == [one.token_ids for one in again]
+    assert first[0].token_ids != first[1].token_ids != other[0].token_ids
+    assert first[0].token_ids != other[0].token_ids
+
+
+@pytest.mark.slow
+def test_means_are_those_of_an_engine_that_is_not(engine: LLMEngine, dtype: str) -> None:
+    prompts = [[*range(5, 5 + length)] for length in (1, 90, 700)]
+    with LLMEngine(MODEL, dtype=dtype, enable_embeddings=True) as usual:
+        for pooling in ("mean", "last", "cls"):
+            params = PoolingParams(pooling=pooling)
+            vectors = [
+                [output.outputs.data for output in one.encode(prompts, params, use_tqdm=False)]
+                for one in (engine, usual)
+            ]
+            for one, other in zip(*vectors, strict=True):
+                assert one == pytest.approx(other, abs=2e-2 if dtype == "bfloat16" else 1e-4)
