@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxserve.errors import ValidationError
@@ -176,8 +177,10 @@ def _module(params: Params, config: ModelConfig) -> Any:
         for part in place:
             value = value.get(part) if isinstance(value, Mapping) else None
         like = variable.get_value()
-        if getattr(value, "shape", None) != like.shape or not hasattr(value, "dtype"):
-            name = ".".join(map(str, place))
-            raise ValidationError(f"params.{name}", type(value).__name__, f"an array {like.shape}")
-        flat.append((place, variable.replace(value)))
+        is_array = isinstance(value, jax.Array | np.ndarray)
+        if not is_array or value.shape != like.shape:
+            name, shape = ".".join(map(str, place)), getattr(value, "shape", "")
+            allowed = f"an array {like.shape}, not quantised"
+            raise ValidationError(f"params.{name}", f"{type(value).__name__} {shape}", allowed)
+        flat.append((place, variable.replace(jnp.asarray(value))))
     return nnx.merge(graph, nnx.from_flat_state(flat))

@@ -132,10 +132,12 @@ def _few_or_all(layout: BlobLayout, given: Blob, work: Callable[[Blob], Sampled]
         return work(given)
 
     def few() -> Sampled:
-        *found, states = work(layout.first_special(given, FEW_SPECIAL))
+        tokens, outputs, states = work(layout.first_special(given, FEW_SPECIAL))
         rest = shape.num_special - FEW_SPECIAL
-        padded = jax.tree.map(lambda x: jnp.pad(x, [(0, rest)] + [(0, 0)] * (x.ndim - 1)), found)
-        return Sampled(*padded, states)
+        tokens, outputs = jax.tree.map(
+            lambda x: jnp.pad(x, [(0, rest)] + [(0, 0)] * (x.ndim - 1)), (tokens, outputs)
+        )
+        return Sampled(tokens, outputs, states)
 
     # the list is filled from the front
     are_many = given.step.special[FEW_SPECIAL] < shape.num_rows

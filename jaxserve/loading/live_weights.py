@@ -26,8 +26,10 @@ logger = logging.getLogger(__name__)
 
 FIELD = "weights"
 # what of two configurations must be the same, beside the shapes of the tensors
-COMPARED = ("architecture", "num_layers", "num_heads", "head_dim", "vocab_size", "hidden_act")
-COMPARED += ("rms_norm_eps", "attention_scale", "attention_soft_cap", "windows", "rope")
+COMPARED = (
+    *("architecture", "num_layers", "num_heads", "head_dim", "vocab_size", "hidden_act"),
+    *("rms_norm_eps", "attention_scale", "attention_soft_cap", "windows", "rope"),
+)
 MOST_SHOWN = 4  # parameters that an error names
 
 

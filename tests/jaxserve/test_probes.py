@@ -64,7 +64,7 @@ def test_each_request_has_what_it_asked_for(llm) -> None:
     assert first.captured["layers.1.residual"].dtype == np.float16
     assert isinstance(third.captured["hidden"], jax.Array)
     whole = generate(llm, capture=["hidden"])[2].captured["hidden"]
-    np.testing.assert_array_equal(third.captured["hidden"], whole)
+    np.testing.assert_allclose(third.captured["hidden"], whole, atol=1e-4)
     again = generate(llm, capture=["hidden"])[2].captured["hidden"]
     np.testing.assert_array_equal(again, whole, "the prefix cache leaves nothing out")
 

@@ -119,19 +119,20 @@ class Processing(Feature):
         def logits_of(x: jax.Array) -> jax.Array:
             return jnp.zeros((x.shape[0], vocab_size), jnp.float32) + x.sum(1, keepdims=True) * 0
 
-        args = {}
+        args: dict[str, Any] = {}
         for name, default in self.processor.args.items():
             like = np.asarray(default)
             kind = jnp.int32 if like.dtype.kind == "i" else jnp.float32
             args[name] = jax.ShapeDtypeStruct((rows, *like.shape), kind)
         key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
-        stream = jax.ShapeDtypeStruct((rows, hidden_size), jnp.float32)
+        stream: Any = jax.ShapeDtypeStruct((rows, hidden_size), jnp.float32)
+        own: Any = jax.ShapeDtypeStruct((rows,), jnp.bool_)
         view = ProcessorRows(
             *(ints(), ints(), ints(), ints(8)),
             keys=key,
             args=args,
             taps=dict.fromkeys(self.processor.reads, stream),
-            own=jax.ShapeDtypeStruct((rows,), jnp.bool_),
+            own=own,
             logits_of=logits_of,
         )
         logits = jax.ShapeDtypeStruct((rows, vocab_size), jnp.float32)
@@ -273,7 +274,7 @@ def processor_feature(
     for key, value in _columns(processor.checked({})).items():
         declared[key] = array(dtype="int32" if isinstance(value, int) else "float32")  # by row
     notes = dict.fromkeys(declared, Any)
-    row = arrays(type("ProcessorRow", (), {"__annotations__": notes, **declared}))
+    row: type = arrays(type("ProcessorRow", (), {"__annotations__": notes, **declared}))
     kept = {
         "name": name,
         "row": row,
