@@ -260,7 +260,8 @@ class Instruments:
             raise ValidationError(FIELD, kind.name, allowed)
         engine, inputs = self._client.engine, self._client.inputs
         feature = made((kind, options or {}), engine.runner.facts)
-        engine.add_features([feature])
+        engine.runner.add_features([feature])
+        engine.features.add([feature])
         if inputs.features is not None:
             inputs.features = (*inputs.features, kind.name)
         return feature

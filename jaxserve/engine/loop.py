@@ -8,7 +8,7 @@ each step before the next is planned: the same tokens, one step at a time.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.messages import (
@@ -29,7 +29,6 @@ from jaxserve.engine.integrity import Integrity
 from jaxserve.engine.pace import Pace
 from jaxserve.engine.request_intake import RequestIntake
 from jaxserve.errors import MessageError, RowError
-from jaxserve.execution.features import Feature
 from jaxserve.execution.results import PackedStep, StepInFlight
 from jaxserve.execution.runner import Runner
 from jaxserve.grammars.compiler import GrammarCompiler
@@ -143,11 +142,6 @@ class Engine:
                 self.runner.make_state()
             case _:
                 raise MessageError(f"a message of kind {body.kind} to an engine")
-
-    def add_features(self, features: Sequence[Feature]) -> None:
-        """Take further features, all of them `on_demand`; requests that are here do without."""
-        self.runner.add_features(features)
-        self.features.add(features)
 
     def _sleep(self, *, keep: bool) -> None:
         while self.has_work:  # requests were aborted whose last step is in flight

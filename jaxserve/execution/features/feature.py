@@ -261,9 +261,10 @@ class Feature:
             False: it is in every program and may draw, draft, keep state and have hooks.
         token_row: as `row`, but of each computed token; `embed`, `linear` and `layer` read it.
         num_drafts: tokens that it drafts for each decode row; 0 but for the one drafting feature.
-        on_demand: no program of the engine's start contains it: `Engine.add_features` gives it to
-            an engine that serves, and compiles programs of its own. It has no buffers. Where it
-            is not `special`, all steps that compute tokens of a request that needs it run on those.
+        on_demand: no program of the engine's start contains it: `Runner.add_features` gives it to
+            an engine that serves, and `Runner.compile_with` compiles programs of its own.
+            It has no buffers. Where it is not `special`, all steps that compute tokens of a request
+            that needs it run on those.
         resource: a resource too small for all requests of a step, or for all with a slot; None:
             there is none.
     """
