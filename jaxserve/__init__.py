@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from jaxserve.params.beam_search_params import BeamSearchParams
+    from jaxserve.params.logits_processor import logits_processor
     from jaxserve.params.lora_request import LoRARequest
     from jaxserve.params.pooling_params import PoolingParams
     from jaxserve.params.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
@@ -85,6 +86,7 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "logits_processor",
 ]
 
 _MODULES = {
@@ -122,6 +124,7 @@ _MODULES = {
     "StructuredOutputsParams": "params.structured_outputs_params",
     "TextPrompt": "params.prompts",
     "TokensPrompt": "params.prompts",
+    "logits_processor": "params.logits_processor",
 }
 
 

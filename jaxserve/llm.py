@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -18,6 +19,8 @@ from jaxserve.client.call_arguments import list_of_prompts, one_a_prompt
 from jaxserve.client.chat_prompts import Message, chat_prompts
 from jaxserve.client.engine_client import LocalClient
 from jaxserve.client.input_processor import PreparedRequest, Prompt
+from jaxserve.client.instruments import Instruments
+from jaxserve.client.likelihood import SCORING, Loglikelihood, parted, scores_of
 from jaxserve.client.pair_prompts import PairText, scoring_params
 from jaxserve.client.similarity import check_scores, pair_up, score
 from jaxserve.client.sleep import ABORT, Sleep, check_mode
@@ -28,6 +31,7 @@ from jaxserve.config.profiler_config import ProfilerConfig
 from jaxserve.config.vllm_arguments import own_settings
 from jaxserve.errors import ValidationError
 from jaxserve.loading.engine_build import load_engine
+from jaxserve.loading.live_weights import weights_of_folder, weights_of_tree
 from jaxserve.models.store import save_model
 from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
 from jaxserve.observability.metric_values import Metric, metric_values
@@ -42,9 +46,11 @@ from jaxserve.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
+from jaxserve.parallel.mesh import make_mesh
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.lora_request import LoRARequest, refuse_adapter
 from jaxserve.params.pooling_params import CLASSIFY, EMBED, PoolingParams
+from jaxserve.params.probes import Capture, Intervention
 from jaxserve.params.prompts import TokensPrompt
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.request.queueing import Queueing
@@ -83,6 +89,7 @@ class LLM(Pictures):
         self._profile_folder = ProfilerConfig.of(profiler_config).torch_profiler_dir
         asked = EngineConfig.from_settings(model=str(model), **own_settings(settings))
         loaded = load_engine(asked, shown=use_tqdm_on_load is not False)
+        self._decided, self._can_reload = loaded.decided, True
         self._folder = Path(loaded.decided.model_path)
         self.client = LocalClient(loaded)
         self.config = loaded.decided.config
@@ -91,6 +98,7 @@ class LLM(Pictures):
         self.footprint = loaded.footprint
         self.startup_seconds = loaded.seconds
         self._requests = BlockingRequests(self.client)
+        self._instruments = Instruments(self.client)
         self._sleep = Sleep(self.client)
         self._profile = Profile()
 
@@ -210,6 +218,8 @@ class LLM(Pictures):
             ValidationError: another level or mode, or requests run.
         """
         check_mode(mode)
+        if level == 2 and not self._can_reload:
+            raise ValidationError("level", level, "1: update_weights took weights of no folder")
         self._sleep.sleep(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
@@ -232,6 +242,8 @@ class LLM(Pictures):
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        capture: Capture | Sequence[str] | Sequence[Capture | None] | None = None,
+        interventions: Sequence[Intervention] | Sequence[Sequence[Intervention]] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; returns one output a prompt, in the order of the prompts.
 
@@ -247,6 +259,11 @@ class LLM(Pictures):
                 of text, `truncate_prompt_tokens` and `truncation_side` of all.
             timeout: seconds after which every request ends wherever it is, with the tokens that it
                 has, finish_reason "abort" and stop_reason "timeout".
+            capture: names of `sites()`, in which * stands for any part, or a `Capture`, for all
+                prompts; or a list of one `Capture` or None a prompt. `RequestOutput.captured` has
+                the arrays.
+            interventions: changes inside the model, see `jaxserve.params.probes`: a list for all
+                prompts, or a list of one list a prompt.
 
         Raises:
             ValidationError: a prompt or parameter that cannot be served; nothing is run then.
@@ -254,9 +271,84 @@ class LLM(Pictures):
             EngineDeadError: the device failed, in this call or before, or the LLM was closed.
         """
         prepared = self._prepare_all(
-            prompts, sampling_params, lora_request, priority, timeout, tokenization_kwargs
+            prompts,
+            sampling_params,
+            lora_request,
+            priority,
+            timeout,
+            tokenization_kwargs,
+            capture,
+            interventions,
         )
-        return self._requests.run(prepared, use_tqdm)
+        outputs = self._requests.run(prepared, use_tqdm)
+        self._instruments.collect(prepared, outputs)
+        return outputs
+
+    def sites(self) -> dict[str, tuple[int, ...]]:
+        """Names of what `capture` and `interventions` reach inside the model, and their shapes.
+
+        They are in the order of the computation, each with its shape for one token. "logits" are of
+        the generated tokens alone.
+        """
+        return self._instruments.sites()
+
+    def loglikelihood(self, texts: Sequence[Any], *, use_tqdm: Bar = False) -> list[Loglikelihood]:
+        """How likely texts are by the model, token by token; one answer a text, in their order.
+
+        `score` is vLLM's, which compares texts.
+
+        Args:
+            texts: each a prompt, all of whose tokens but the first are scored; or a pair (context,
+                continuation) of texts or of lists of ids, where those of the continuation are.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            ValidationError: no list, a pair without a token in one of its parts, or what `generate`
+                refuses.
+        """
+        if isinstance(texts, str | tuple) or not isinstance(texts, Sequence):
+            raise ValidationError("texts", texts, "a list of texts, or of pairs")
+        tokenizer = None if self.config.asked.skip_tokenizer_init else self.get_tokenizer()
+        parts = [parted(one, tokenizer) for one in texts]
+        prompts: list[Any] = [
+            {"prompt_token_ids": one} if isinstance(one, list) else one for one, _ in parts
+        ]
+        outputs = self.generate(prompts, SCORING, use_tqdm=use_tqdm)
+        return [scores_of(one, first) for one, (_, first) in zip(outputs, parts, strict=True)]
+
+    def update_weights(self, weights: Mapping[str, Any] | str | PathLike[str]) -> int:
+        """Serve other weights of the same model; nothing is compiled.
+
+        What the prefix cache had is gone. Both weights are in memory until the new ones are
+        whole, and the old ones serve on if an error is raised.
+
+        Args:
+            weights: a pytree as `params` has it, whose arrays may be of another float type; or a
+                folder of a model of the same shape.
+
+        Returns:
+            The number of updates so far, which outputs have as `weights_version`.
+
+        Raises:
+            ValidationError: weights of another model, or requests run.
+            EngineDeadError: the engine was closed.
+        """
+        self._check_ready(None)
+        if self.client.has_work:
+            raise ValidationError("weights", "...", "no update while requests run")
+        runner = self.client.engine.runner
+        load: Callable[[], Any] | None = None
+        if isinstance(weights, str | PathLike):
+            mesh = make_mesh(self.config.asked.tensor_parallel_size)
+            load = partial(weights_of_folder, weights, self._decided, mesh)
+            model = load()
+        else:
+            model = weights_of_tree(weights, runner.weights())
+        self._can_reload = load is not None
+        runner.set_weights(model, load or runner.weights)
+        self.client.reset_prefix_cache()
+        self._requests.weights_version += 1
+        return self._requests.weights_version
 
     def enqueue(
         self,
@@ -638,6 +730,8 @@ class LLM(Pictures):
         priority: int | Sequence[int] | None,
         timeout: float | None,
         tokenization_kwargs: Mapping[str, Any] | None,
+        capture: Any = None,
+        interventions: Any = None,
     ) -> list[PreparedRequest]:
         self._check_ready(lora_request)
         items = self._tokenised(prompts, tokenization_kwargs)
@@ -646,10 +740,16 @@ class LLM(Pictures):
         params = one_a_prompt("sampling_params", sampling_params, SamplingParams, len(items))
         urgency = one_a_prompt("priority", 0 if priority is None else priority, int, len(items))
         now, prepared = time.monotonic(), []
-        for prompt, given, urgent in zip(items, params, urgency, strict=True):
-            own = given.clone()
+        every = [given.clone() for given in params]
+        self._instruments.begin()
+        for own in every:
+            self._instruments.take(own)
+        self._instruments.take_probes(every, capture, interventions)
+        for prompt, own, urgent in zip(items, every, urgency, strict=True):
             own.output_kind = RequestOutputKind.FINAL_ONLY
             prepared.append(self._requests.prepare(prompt, own, Queueing(now, urgent, timeout)))
+        self._instruments.check_bytes(prepared)
+        self._instruments.ready()
         return prepared
 
     def _tokenised(

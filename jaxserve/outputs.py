@@ -173,6 +173,10 @@ class RequestOutput:
         num_cached_tokens: prompt tokens whose keys and values the prefix cache had when the request
             began to run.
         embedding: of a request with `PoolingParams`, once it has finished; None of others.
+        captured: of a request with `capture`, arrays [tokens, ...] by the names of their sites, in
+            the order of the positions: of the prompt and of the output but for its last token; of
+            "logits", float32[tokens, V], what each token of the output was drawn from.
+        weights_version: how often an `LLM` had updated its weights when it answered.
         lora_request, encoder_prompt, encoder_prompt_token_ids, num_cache_creation_tokens,
             prompt_token_id_logprobs, kv_transfer_params, ec_transfer_params: vLLM's, of what there
             is not: None.
@@ -187,6 +191,8 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
     embedding: list[float] | None = None
+    captured: dict[str, Any] | None = None
+    weights_version: int = 0
     lora_request: ClassVar[None] = None
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None

@@ -49,6 +49,7 @@ FLOORS = (
     "loading",
     "client",
     "isolation",
+    "ROOT:functional",
     "ROOT:async_engine",
     "ROOT:async_llm_engine",
     "ROOT:llm",

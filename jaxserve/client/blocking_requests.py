@@ -23,11 +23,13 @@ class BlockingRequests:
 
     Attributes:
         enqueued: ids of requests that no call has waited for yet.
+        weights_version: told in the outputs.
     """
 
     def __init__(self, client: LocalClient):
         self.client = client
         self.enqueued: list[str] = []
+        self.weights_version = 0
         self._ids = itertools.count()
         self._finished: dict[str, RequestOutput | Exception] = {}
 
@@ -66,7 +68,10 @@ class BlockingRequests:
                     left.remove(name)
                     bar.update()
                     _served(news[name])
-            return [_served(self._finished[name]) for name in ids]
+            found = [_served(self._finished[name]) for name in ids]
+            for output in found:
+                output.weights_version = self.weights_version
+            return found
         finally:
             bar.close()
             # after Ctrl-C or an error: leave no request behind that would run with the next call

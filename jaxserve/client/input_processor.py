@@ -22,6 +22,8 @@ from jaxserve.errors import ValidationError
 from jaxserve.grammars.grammar_checks import GrammarChecks
 from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.logits_processor import FIELD as PROCESSORS
+from jaxserve.params.logits_processor import HOST_PROCESSORS
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.sampling_params import (
     INT64_MAX,
@@ -76,6 +78,9 @@ class InputProcessor:
         config: its limits bound prompts.
         model: the model's configuration, or the facts that a client has of it.
         tokenizer: None when `skip_tokenizer_init` is set.
+
+    Attributes:
+        features: names that `extra_args` may have; None: any, which classes of vLLM's read.
     """
 
     def __init__(self, config: ResolvedConfig, model: ModelFacts, tokenizer: Tokenizer | None):
@@ -91,6 +96,8 @@ class InputProcessor:
                 tokenizer.vocab_size,
                 model.vocab_size,
             )
+        named = config.programs.features
+        self.features = None if HOST_PROCESSORS in named else named
         self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
         self._checks: GrammarChecks | None = None
         if tokenizer is not None:
@@ -190,8 +197,12 @@ class InputProcessor:
             self._model.vocab_size,
             self._max_model_len,
             self._config.asked.max_logprobs,
-            self._config.programs.features,
+            self.features,
         )
+        if params.logits_processors:
+            names = [one.name for one in params.logits_processors]
+            allowed = "none here: requests of an `LLM` have their own, other engines are given them"
+            raise ValidationError(PROCESSORS, ", ".join(names), allowed)
         if self._tokenizer is None and params.detokenize:
             params = params.clone()
             params.detokenize = False

@@ -119,6 +119,23 @@ class Classes:
         return tuple(given)
 
 
+class Callables:
+    """Functions or classes of the operator's own, or their names; kept as a tuple."""
+
+    metavar = "MODULE:NAME"
+    allowed = "a list of functions or classes, or of their names as module:name"
+
+    def checked(self, name: str, value: Any) -> tuple[Any, ...]:
+        given = [value] if isinstance(value, str) or callable(value) else value or ()
+        if not isinstance(given, list | tuple):
+            raise ValidationError(name, value, self.allowed)
+        for one in given:
+            is_name = isinstance(one, str) and OBJECT_NAME.fullmatch(one)
+            if not is_name and (isinstance(one, str) or not callable(one)):
+                raise ValidationError(name, one, self.allowed)
+        return tuple(given)
+
+
 class Names:
     """One name or several, kept as a tuple."""
 
@@ -399,6 +416,13 @@ class EngineConfig:
         None,
         Overrides("the names of your features"),
         "Options of your features, by their names.",
+    )
+    logits_processors: tuple[Any, ...] = program_setting(
+        (),
+        Callables(),
+        "What changes the logits of all requests before a token is drawn, as module:name (in "
+        "Python as functions and classes, too), which is imported; see "
+        "[processors.md](processors.md).",
     )
     max_logprobs: int = program_setting(
         20,

@@ -22,7 +22,7 @@ from jaxserve.config.settings import (
 )
 
 _INTEGER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
-CLASSES = "MODULE:CLASS"
+CLASSES = ("MODULE:CLASS", "MODULE:NAME")
 # vLLM's
 SHORT = {
     "tensor_parallel_size": "-tp",
@@ -135,7 +135,7 @@ def add_flag(
             how["type"] = number if item.optional else float
         case Texts():
             how["action"] = "append"
-        case _ if metavar == CLASSES:
+        case _ if metavar in CLASSES:
             how["nargs"] = "+"
         case _ if metavar == "JSON":
             how["type"] = json_object

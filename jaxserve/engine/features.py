@@ -27,7 +27,7 @@ class EngineFeatures:
         features: all features of the engine, in their order.
         ropes: the model's rotary embeddings; some depend on the length of the prompt.
         grammars: compiles them; None: there is no tokenizer, so there are none.
-        force, write_rows: see `Host`.
+        force, write_rows, put_state: see `Host`.
     """
 
     def __init__(
@@ -37,18 +37,26 @@ class EngineFeatures:
         grammars: GrammarCompiler | None,
         force: Callable[[Request, list[int]], None],
         write_rows: Callable[[str, int, Any], None],
+        put_state: Callable[[str, Any], None],
     ):
-        def those_with(method: str) -> list[Feature]:
-            return [feature for feature in features if overrides(feature, method)]
+        self._features: tuple[Feature, ...] = ()
+        self._ropes = ropes
+        self._host = Host(grammars, force, self.settle, write_rows, put_state)
+        self.add(features)
 
-        self._features, self._ropes = features, ropes
+    def add(self, features: Sequence[Feature]) -> None:
+        """Take further features, behind those it has."""
+        self._features = (*self._features, *features)
+
+        def those_with(method: str) -> list[Feature]:
+            return [feature for feature in self._features if overrides(feature, method)]
+
         self._beginning, self._owning = those_with("begins"), those_with("own")
         self._seeing, self._needing = those_with("needs_seen_tokens"), those_with("need")
         self._keying, self._key_spanning = those_with("cache_key"), those_with("key_spans")
         self._taking, self._ending = those_with("took"), those_with("ended")
-        host = Host(grammars, force, self.settle, write_rows)
         for feature in features:
-            feature.serve(host)
+            feature.serve(self._host)
 
     def begin(self, asked: AddGroup) -> dict[str, Future[Any]]:
         """What a message has to wait for, by feature."""
@@ -69,10 +77,14 @@ class EngineFeatures:
             for one in self._key_spanning:
                 spans = one.key_spans(request)
                 request.key_tokens = key_tokens(request.key_tokens, one.name, spans)
-        special = [f for f in self._needing if f.special and f.need(request) is not Need.NEVER]
+        special = [
+            feature
+            for feature in self._needing
+            if (feature.special or feature.on_demand) and feature.need(request) is not Need.NEVER
+        ]
         # the features' inputs are of one sample a row
         request.takes_drafts = not (request.is_beam or special)
-        request.takes_forced = all(f.outputs is None for f in special)
+        request.takes_forced = all(f.outputs is None and not f.on_demand for f in special)
 
     def settle(self, request: Request) -> None:
         """See whether the next token depends on tokens that the host must have seen."""

@@ -85,9 +85,8 @@ class Engine:
         self._counts = EngineCounts(scheduler, cost)
         self._clock = StepClock()
         self._busy = BusyWindow() if busy is None else busy
-        self.features = EngineFeatures(
-            runner.features, runner.ropes, grammars, scheduler.force, runner.write_rows
-        )
+        told = grammars, scheduler.force, runner.write_rows, runner.put_state
+        self.features = EngineFeatures(runner.features, runner.ropes, *told)
         self._beams = BeamGroups(scheduler, self.features.ended)
         self._arrivals = RequestIntake(scheduler, self.features, self._beams, self._clock)
         self._integrity = Integrity(scheduler)

@@ -138,6 +138,13 @@ class RowTable:
                 self.columns[name][field.name] = (self.width, np.dtype(field.metadata["dtype"]))
                 self.width += 1
 
+    def places_in(self, other: RowTable) -> slice | np.ndarray:
+        """Where its columns are among those of a table that has all of its dataclasses."""
+        found = [other.columns[name][field][0] for name, of in self.columns.items() for field in of]
+        if found == [*range(self.width)]:
+            return slice(self.width)
+        return np.array(found, np.intp)
+
     def write(self, row: np.ndarray, name: str, value: Any) -> None:
         """Write the scalars of one of the dataclasses into an int32[width] row."""
         for field, (column, dtype) in self.columns[name].items():

@@ -85,7 +85,25 @@ class HookedFeatures:
 
     def hooks(self) -> Hooks:
         """What the model calls; None where no feature has a hook."""
-        return Hooks(*map(self._hook, ("embed", "linear", "layer")))
+        return Hooks(*map(self._hook, ("embed", "linear", "layer", "operand")))
+
+    def see_last(self, hidden: jax.Array, logits: jax.Array) -> None:
+        """Show the last hidden states [T, E] and the raw logits float32[R, V] of the samples."""
+        for feature, tokens in self._parts:
+            if overrides(feature, "see_last"):
+                traced(feature, "see_last", tokens, hidden, logits)
+
+    def kept_of(self, samples: Callable[[jax.Array], jax.Array]) -> dict[str, dict[str, jax.Array]]:
+        """What hooks of features that adjust have kept, of the tokens that are sampled behind.
+
+        Args:
+            samples: of an array [T, ...] those rows, [R, ...].
+        """
+        return {
+            feature.name: {key: samples(x) for key, x in tokens.kept.items()}
+            for feature, tokens in self._parts
+            if overrides(feature, "adjust")
+        }
 
     def _hook(self, kind: str) -> Callable[..., jax.Array] | None:
         """Calls one of the hooks of all features; each changes the last array that is given."""
@@ -99,11 +117,16 @@ class HookedFeatures:
 
         return hook if having else None
 
-    def next_state(self, hidden: jax.Array) -> dict[str, Any]:
-        """What features keep for the next step; those that the program lacks keep what they had."""
-        kept = dict(self._state)
+    def next_state(self, hidden: jax.Array, adjusted: dict[str, Any]) -> dict[str, Any]:
+        """What features keep for the next step; those that the program lacks keep what they had.
+
+        Args:
+            hidden: [T, E] last hidden states.
+            adjusted: what `adjust` has made of states, by features' names.
+        """
+        kept = self._state | {name: adjusted[name] for name in adjusted if name in self._state}
         for feature, tokens in self._parts:
-            if feature.name in kept:
+            if feature.name in kept and overrides(feature, "next_state"):
                 state = kept[feature.name]
                 kept[feature.name] = traced(feature, "next_state", tokens, hidden, like=state)
         return kept

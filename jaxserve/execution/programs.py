@@ -29,6 +29,7 @@ MOST_LANES = 32
 TOKENS_PER_LANE = 16
 MOST_COMPILE_THREADS = 16  # no more than the host has cores
 MOST_CHOICES = 4096  # steps whose program is remembered
+MOST_VARIANTS = 8  # sets of features on demand that keep their programs
 
 
 class Program(NamedTuple):
@@ -183,6 +184,7 @@ class ProgramTable:
         self._cost = cost
         self._programs: dict[StepShape, Program] = {}
         self._choices: dict[ProgramQuery, Program] = {}
+        self._variants: list[frozenset[str]] = []  # the one asked for last comes last
         self._stop = threading.Event()
         self._lock = threading.Lock()  # a program that is there too late is not kept
         self._thread: threading.Thread | None = None
@@ -218,6 +220,26 @@ class ProgramTable:
         with ThreadPoolExecutor(min(MOST_COMPILE_THREADS, os.cpu_count() or 1)) as pool:
             self._programs = {**self._programs, **dict(zip(shapes, pool.map(work, shapes)))}
             self._choices = {}
+
+    def add_variant(self, shapes: Sequence[StepShape]) -> bool:
+        """Compile the programs of a set of features on demand, unless they are there.
+
+        Of more than MOST_VARIANTS sets the one that was asked for least recently is dropped.
+
+        Returns:
+            Whether any was compiled.
+        """
+        (names,) = {shape.on_demand for shape in shapes}
+        missing = [shape for shape in shapes if shape not in self._programs]
+        made = {shape: self._compile(shape) for shape in missing}
+        with self._lock:
+            kept = self._variants = [one for one in self._variants if one != names] + [names]
+            self._variants = kept[-MOST_VARIANTS:]
+            every = {**self._programs, **made}
+            alive = {frozenset(), *self._variants}
+            self._programs = {s: p for s, p in every.items() if s.on_demand in alive}
+            self._choices = {}
+        return bool(made)
 
     def compile_rest_in_background(self) -> None:
         """Compile the other programs in a thread, while the engine serves with those it has.
@@ -280,6 +302,7 @@ class ProgramTable:
         program = choices.get(wanted)
         if program is None:
             fitting = [shape for shape in self._programs if wanted.fits(shape)]
+            fitting.sort(key=lambda shape: len(shape.on_demand))  # of equal cost the plainest
             if len(choices) >= MOST_CHOICES:
                 choices.clear()
             program = choices[wanted] = self._programs[min(fitting, key=self._cost)]

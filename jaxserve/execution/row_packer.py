@@ -87,14 +87,36 @@ class RowPacker:
         self._prompt_len = np.zeros(max_num_seqs + 1, np.int32)
         self._last: PlainStep | None = None
         self._left_out: set[str] = set()
+        self._hooked: dict[int, frozenset[str]] = {}  # by slot: what computing its tokens needs
         self._table, self._token_table = row_tables(features)
         self._rows = np.zeros((max_num_seqs + 1, self._table.width), np.int32)
         self._token_rows = np.zeros((max_num_seqs + 1, self._token_table.width), np.int32)
+        self._columns: dict[BlobLayout, tuple[slice | np.ndarray, slice | np.ndarray]] = {}
         rule = StopRule(frozenset(), frozenset(), 0, 1)
         greedy = SamplingParams(temperature=0.0)
         idle = AddGroup(["idle"], [0], [0], greedy, rule, [], Queueing(0.0))
         self._idle = Request("idle", idle)
         self._write_row(self._trash, self._idle)
+
+    def add(self, features: Sequence[Feature]) -> None:
+        """Take further features, behind those it has; requests in slots do without them."""
+        self._features = [*self._features, *features]
+        self._table, self._token_table = row_tables(self._features)
+        for name, table in (("_rows", self._table), ("_token_rows", self._token_table)):
+            before = getattr(self, name)
+            more = np.zeros((len(before), table.width - before.shape[1]), np.int32)
+            setattr(self, name, np.concatenate([before, more], axis=1))
+        self._columns = {}
+        self._write_row(self._trash, self._idle)
+
+    def _columns_of(self, layout: BlobLayout) -> tuple[slice | np.ndarray, slice | np.ndarray]:
+        """Where the columns of a program's tables are among all."""
+        found = self._columns.get(layout)
+        if found is None:
+            rows = layout.row_table.places_in(self._table)
+            found = rows, layout.token_table.places_in(self._token_table)
+            self._columns[layout] = found
+        return found
 
     def _bind(self, request: Request, slot: int) -> None:
         """Learn what the request that got `slot` needs."""
@@ -104,6 +126,7 @@ class RowPacker:
         self._last = None
         self._always.pop(slot, None)
         self._at_times.pop(slot, None)
+        self._hooked.pop(slot, None)
         self._prompt_len[slot] = request.num_prompt
         if request.request_id in self._left_out:
             self._rows[slot] = self._rows[self._trash]
@@ -133,11 +156,14 @@ class RowPacker:
         self._left_out.clear()
 
     def _bind_features(self, request: Request, slot: int) -> None:
-        needs = [(f, f.need(request)) for f in self._features if f.special]
+        needs = [(f, f.need(request)) for f in self._features if f.special or f.on_demand]
         for feature, need in needs:
             if not isinstance(need, Need):
                 raise TypeError(f"`need` of feature {feature.name} is {need!r}, not a Need")
-        always = frozenset(f.name for f, need in needs if need is Need.ALWAYS)
+        hooked = [f.name for f, need in needs if not f.special and need is not Need.NEVER]
+        if hooked:
+            self._hooked[slot] = frozenset(hooked)
+        always = frozenset(f.name for f, need in needs if f.special and need is Need.ALWAYS)
         at_times = [f for f, need in needs if need is Need.AT_TIMES]
         if always:
             self._always[slot] = always
@@ -174,6 +200,10 @@ class RowPacker:
                 features |= needed
                 alone = chunk.length == 1 and times[row] < 2 and not needed
                 (single if alone else lanes).append(row)
+        if self._hooked:
+            self._forget_the_gone()
+            for slot in rows.slots:
+                features |= self._hooked.get(slot, frozenset())
         special: list[tuple[int, frozenset[str]]] = []
         if self._always or self._at_times:
             self._forget_the_gone()
@@ -201,10 +231,12 @@ class RowPacker:
 
     def _forget_the_gone(self) -> None:
         """Drop what is known of requests that have left their slots; one may come back to its."""
-        for slot in [s for s in {*self._always, *self._at_times} if self._has_left(s)]:
+        known = {*self._always, *self._at_times, *self._hooked}
+        for slot in [slot for slot in known if self._has_left(slot)]:
             self._owner[slot] = None
             self._always.pop(slot, None)
             self._at_times.pop(slot, None)
+            self._hooked.pop(slot, None)
         for slot in [slot for slot, found in self._at_times.items() if not found]:
             del self._at_times[slot]
 
@@ -242,14 +274,16 @@ class RowPacker:
             self._pack_lanes(plan, needs, layout, blob)
             slots = np.concatenate([step.slot, step.lane_slot])
         step.prompt_len[:] = self._prompt_len[slots]
+        row_columns, token_columns = self._columns_of(layout)
         if layout.token_table.width:
-            blob.token_rows[:] = self._token_rows[slots, : layout.token_table.width]
+            blob.token_rows[:] = self._token_rows[slots][:, token_columns]
         places = self._pack_samples(plan, needs, layout, blob)
         if shape.num_prefill:
             slots = np.concatenate([step.slot, step.sample_slot])
-        blob.rows[:] = self._rows[slots, : layout.row_table.width]
+        blob.rows[:] = self._rows[slots][:, row_columns]
         if needs.features is not self._fast:
-            step.wanted[:] = [feature.name in needs.features for feature in self._features]
+            known = self._features[: len(step.wanted)]  # others came after the program
+            step.wanted[:] = [feature.name in needs.features for feature in known]
         if blob.features:
             self._pack_features(plan, needs, layout, blob, places)
         if is_plain:

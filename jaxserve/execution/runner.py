@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,16 +31,18 @@ from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.features import (
     ALL_NAMES,
     Facts,
+    Feature,
     feature_sets,
     make_features,
     overrides,
     threshold_on,
 )
-from jaxserve.execution.features.own_features import chosen_features, made
+from jaxserve.execution.features.own_features import asked_features, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.host_pages import MOST_LEAVING, MOVES, HostPages, pack_moves
 from jaxserve.execution.memory_plan import Demand, temporary_bound
+from jaxserve.execution.on_demand import OnDemandStates
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
     Program,
@@ -102,6 +104,7 @@ class Runner:
     Attributes:
         cache: the KV cache, without pages before `set_pool`.
         state: the device state; the next command takes it away.
+        facts: of the engine, for its features.
         features: of the engine, in their order.
         ropes: of the model.
         num_drafts: most tokens that a decode row may compute beside its newest one.
@@ -146,7 +149,7 @@ class Runner:
             logger.warning("max_logprobs=-1: each reported row brings %d bytes to the host", row)
         self.max_prefill_tokens = scheduler.max_prefill_tokens
         self.max_lanes = lanes_for(self.max_prefill_tokens, self._max_num_seqs)
-        self._facts = facts = Facts(
+        self.facts = facts = Facts(
             model_config.vocab_size,
             self.num_logprobs,
             model_config.hidden_size,
@@ -154,8 +157,9 @@ class Runner:
             model_config,
             threshold_on(mesh, backends),
             config.asked.deterministic,
+            self._max_num_seqs,
         )
-        own = chosen_features(config.asked.features, config.asked.feature_config, ALL_NAMES)
+        own = asked_features(config.asked, ALL_NAMES)
         provided = make_features(facts, partial(getattr, config.asked))
         self.features = (*provided, *(made(choice, facts) for choice in own))
         self.ropes = model_config.ropes
@@ -179,6 +183,7 @@ class Runner:
         self._flops_per_token = 2.0 * sum(leaf.size for leaf in self._leaves)
         self._numbers_per_token = self._flops_per_token / defaults.flops_per_number
         self.first_runs: dict[StepShape, float] = {}
+        self._more = OnDemandStates(self._replicated)
         self.programs = self._program_table()
         self._uploads = UploadProgram(cache.page_size, self._max_num_seqs)
         self._num_groups = cache.groups.pages.num_groups
@@ -361,6 +366,27 @@ class Runner:
         jax.block_until_ready(self._call(program, idle.blob))
         return time.monotonic() - begin
 
+    def add_features(self, features: Sequence[Feature]) -> None:
+        """Take further features, all of them `on_demand`; requests that run go on without."""
+        self.features = (*self.features, *features)
+        self.packer.add(features)
+        self._more.add(features)
+
+    def compile_with(self, names: frozenset[str]) -> bool:
+        """Have programs that contain some of the `on_demand` features; whether any was compiled.
+
+        They are the two largest with these features: steps that compute prompts, and others.
+        """
+        every = [
+            replace(s, features=s.features | names, num_special=s.num_rows, on_demand=names)
+            for s in self._shapes[:2]
+        ]
+        return self.programs.add_variant(every)
+
+    def put_state(self, feature: str, tree: Any) -> None:
+        """Replace the state of an `on_demand` feature; steps that are dispatched read the old."""
+        self._more.put(feature, tree)
+
     def listen(self, listener: Callable[[Command], None]) -> None:
         """Have every command told before it runs.
 
@@ -522,11 +548,13 @@ class Runner:
         self._tell("drop_state")
         state, self.state = self.state, None
         _delete(state)
+        self._more.drop()
 
     def make_state(self) -> None:
         """Pages and tables of nothing, on the devices."""
         self._tell("make_state")
         self.state = self.state_shape().make(self._mesh)
+        self._more.make()
         if self._is_cpu:
             forget_zeros(jax.tree.leaves(jax.block_until_ready(self.state)))
 
@@ -541,6 +569,7 @@ class Runner:
                 self._death = "the engine was closed: make a new one", None
             self._readers_left.wait_for(lambda: self._num_readers == 0)
         self.state = None
+        self._more.close()
         self._buffers.close()
         self._leaves, self._controls = (), {}
         if self._host_pages is not None:
@@ -550,8 +579,8 @@ class Runner:
     def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
         """Where everything lies in what a program of this shape takes and gives."""
         page_size = self.cache.page_size
-        blob = BlobLayout(shape, self.features, self._facts, page_size, self._num_groups)
-        return blob, ResultLayout(shape, self.features, self._facts)
+        blob = BlobLayout(shape, self.features, self.facts, page_size, self._num_groups)
+        return blob, ResultLayout(shape, self.features, self.facts)
 
     def compile_program(self, shape: StepShape) -> Program:
         """Compile the step for one shape, ahead of time."""
@@ -565,7 +594,7 @@ class Runner:
             max_num_seqs=self._max_num_seqs,
             mesh=self._mesh,
         )
-        state = self.state_shape()
+        state = self.state_shape(shape.on_demand)
         run: Callable[..., Any] = partial(run_step, spec, self._structure)
         with self._reading_parameters():
             operands = self.operands(layout)
@@ -597,7 +626,7 @@ class Runner:
 
     def operands(self, layout: BlobLayout) -> tuple[Any, ...]:
         """What a program is called with: parameters, and the shapes of buffers, state and blob."""
-        state = self.state_shape().abstract(self._mesh)
+        state = self.state_shape(layout.shape.on_demand).abstract(self._mesh)
         return self._leaves, self._buffers.shapes(), state, self._abstract_blob(layout.size)
 
     def _compile(
@@ -616,14 +645,20 @@ class Runner:
         compiled = self._controls[name]
         self._donate(lambda state, blob: (compiled(state, blob),), blob)
 
-    def _donate(self, call: Any, blob: np.ndarray) -> Any:
-        """Give the device state to a program and keep the one that it returns."""
+    def _donate(self, call: Any, blob: np.ndarray, more: frozenset[str] = frozenset()) -> Any:
+        """Give the device state to a program and keep the one that it returns.
+
+        `more` are the `on_demand` features whose states it has beside.
+        """
         placed = self._placed(blob)  # may fail, and then the state is whole
         state, self.state = self.state, None  # donated: must not be reachable if the call fails
+        if more and state is not None:
+            state = self._more.join(state, more)
         try:
             # serving never compiles; raise if a change makes it. A kernels' interpreter may.
             with jax.no_tracing(self._backends.interpret is None):
-                self.state, *result = call(state, placed)
+                after, *result = call(state, placed)
+            self.state = self._more.split(after) if more else after
         except BaseException:
             _delete(state)
             raise
@@ -637,7 +672,8 @@ class Runner:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._replicated)
 
     def _call(self, program: Program, blob: np.ndarray) -> Any:
-        return self._donate(partial(program.call, self._leaves, self._buffers.arrays), blob)
+        call = partial(program.call, self._leaves, self._buffers.arrays)
+        return self._donate(call, blob, program.layout.shape.on_demand)
 
     def _die(self, name: str, error: BaseException) -> EngineDeadError:
         """Give up after a failed step: what the device held for requests cannot be trusted."""
@@ -661,8 +697,8 @@ class Runner:
     def _replicated(self) -> NamedSharding:
         return NamedSharding(self._mesh, PartitionSpec())
 
-    def state_shape(self) -> StateShape:
-        """Of the device state, as `set_pool` has settled it."""
+    def state_shape(self, on_demand: frozenset[str] = frozenset()) -> StateShape:
+        """Of the device state, as `set_pool` has settled it, with some features' own states."""
         return StateShape(
             cache=self.cache,
             max_num_seqs=self._max_num_seqs,
@@ -670,6 +706,7 @@ class Runner:
             features={
                 feature.name: shapes
                 for feature in self.features
+                if not feature.on_demand or feature.name in on_demand
                 if (shapes := feature.state()) is not None
             },
         )

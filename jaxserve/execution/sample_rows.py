@@ -24,6 +24,22 @@ class SampleFacts(NamedTuple):
     position: jax.Array
     prompt_len: jax.Array
     history: jax.Array
+    kept: dict[str, dict[str, jax.Array]] = {}  # noqa: RUF012 - of a named tuple, never changed
+    logits_of: Callable[[jax.Array], jax.Array] | None = None
+
+
+class Sampled(NamedTuple):
+    """What sampling gives.
+
+    Attributes:
+        tokens: int32[R].
+        outputs: of features, by their names.
+        states: what `Feature.adjust` has made of the features' states, by their names.
+    """
+
+    tokens: jax.Array
+    outputs: dict[str, Any]
+    states: dict[str, Any]
 
 
 def sample_rows(
@@ -32,7 +48,8 @@ def sample_rows(
     given: Blob,
     known: SampleFacts,
     logits: jax.Array,
-) -> tuple[jax.Array, dict[str, Any]]:
+    states: dict[str, Any] | None = None,
+) -> Sampled:
     """The token of each row, and what the features report on the special rows.
 
     The costly features see M rows of logits, not R. The tokens drawn after them replace those that
@@ -44,23 +61,24 @@ def sample_rows(
         given: the blob, traced.
         known: of the samples.
         logits: float32[R, V].
-
-    Returns:
-        tokens int32[R], and by a feature's name its outputs.
+        states: of features, by their names.
     """
     shape = layout.shape
     features = contained(features, shape)
+    adjusting = [feature for feature in features if overrides(feature, "adjust")]
+    mine = {feature.name: (states or {}).get(feature.name) for feature in adjusting}
     tokens = jnp.zeros(shape.num_rows, jnp.int32)
     if not shape.all_special:
         tokens = _drawn(features, _rows(layout, given, known), logits)
     if not shape.num_special:
-        return tokens, {}
-    work = partial(_special_rows, features, layout, known, logits, tokens)
+        return Sampled(tokens, {}, {})
+    work = partial(_special_rows, features, layout, known, logits, tokens, mine)
     if shape.all_special:
         return work(given)
-    drawn, outputs = _few_or_all(layout, given, work)
+    drawn, outputs, changed = _few_or_all(layout, given, work)
     # places that are not used name row R, which does not exist
-    return tokens.at[given.step.special].set(drawn, mode="drop"), outputs
+    tokens = tokens.at[given.step.special].set(drawn, mode="drop")
+    return Sampled(tokens, outputs, changed)
 
 
 def _special_rows(
@@ -69,8 +87,9 @@ def _special_rows(
     known: SampleFacts,
     logits: jax.Array,
     tokens: jax.Array,
+    states: dict[str, Any],
     given: Blob,
-) -> tuple[jax.Array, dict[str, Any]]:
+) -> Sampled:
     """Tokens int32[M] and reports of the special rows that `given` lists.
 
     Where no feature adjusts logits they are the tokens that the rows got already.
@@ -83,10 +102,16 @@ def _special_rows(
         inputs = given.features.get(feature.name)
         adjust = partial(traced, feature, "logits", inputs, rows, adjusted, like=adjusted)
         adjusted = if_wanted(feature, layout, given, adjust, adjusted)
+    states = dict(states)
+    for feature in features:
+        if feature.name in states:
+            inputs, before = given.features.get(feature.name), (adjusted, states[feature.name])
+            work = partial(traced, feature, "adjust", inputs, rows, *before, like=before)
+            adjusted, states[feature.name] = if_wanted(feature, layout, given, work, before)
     if places is None:
         drawn = _drawn(features, rows, adjusted)
     else:
-        adjusts = [f for f in features if overrides(f, "logits")]
+        adjusts = [f for f in features if overrides(f, "logits") or overrides(f, "adjust")]
         flags = jnp.stack([layout.is_wanted(given, feature) for feature in adjusts])
         draw = partial(_drawn, features, rows, adjusted)
         drawn = _conditional(jnp.any(flags), draw, lambda: tokens[places])
@@ -97,21 +122,22 @@ def _special_rows(
             inputs, like = given.features.get(feature.name), layout.outputs(feature, len(drawn))
             report = partial(traced, feature, "after", inputs, rows, raw, drawn, like=like)
             outputs[feature.name] = if_wanted(feature, layout, given, report)
-    return drawn, outputs
+    return Sampled(drawn, outputs, states)
 
 
-def _few_or_all(
-    layout: BlobLayout, given: Blob, work: Callable[[Blob], tuple[jax.Array, dict[str, Any]]]
-) -> tuple[jax.Array, dict[str, Any]]:
+def _few_or_all(layout: BlobLayout, given: Blob, work: Callable[[Blob], Sampled]) -> Sampled:
     """What `work` computes for the special rows; where they are few, for no more than these."""
     shape = layout.shape
     if shape.num_special <= FEW_SPECIAL:
         return work(given)
 
-    def few() -> tuple[jax.Array, dict[str, Any]]:
-        found = work(layout.first_special(given, FEW_SPECIAL))
+    def few() -> Sampled:
+        tokens, outputs, states = work(layout.first_special(given, FEW_SPECIAL))
         rest = shape.num_special - FEW_SPECIAL
-        return jax.tree.map(lambda x: jnp.pad(x, [(0, rest)] + [(0, 0)] * (x.ndim - 1)), found)
+        tokens, outputs = jax.tree.map(
+            lambda x: jnp.pad(x, [(0, rest)] + [(0, 0)] * (x.ndim - 1)), (tokens, outputs)
+        )
+        return Sampled(tokens, outputs, states)
 
     # the list is filled from the front
     are_many = given.step.special[FEW_SPECIAL] < shape.num_rows
@@ -154,11 +180,13 @@ def _rows(
     if shape.num_queries > 1:
         decode = jnp.repeat(table[: shape.num_decode], shape.num_queries, axis=0)
         table = jnp.concatenate([decode, table[shape.num_decode :]])
-    slot, position, prompt_len, history = known
+    slot, position, prompt_len, history, kept, logits_of = known
     if places is not None:
         table = table[places]
         slot, position, prompt_len = slot[places], position[places], prompt_len[places]
-    return Rows(slot, position, prompt_len, history, layout.row_table.read(table))
+        kept = jax.tree.map(lambda x: x[places], kept)
+    values = layout.row_table.read(table)
+    return Rows(slot, position, prompt_len, history, values, kept=kept, logits_of=logits_of)
 
 
 def _drawn(features: Sequence[Feature], rows: Rows, logits: jax.Array) -> jax.Array:

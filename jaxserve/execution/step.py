@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -108,8 +109,23 @@ def run_step(
     if spec.layout.shape.num_prefill:
         sources = jnp.concatenate([sources, hidden[samples.sources]])
     logits = _replicate(model.logits(sources, live_rows), spec.mesh)
-    known = SampleFacts(samples.contexts, samples.positions, samples.prompt_lens, history)
-    sampled, outputs = sample_rows(spec.features, spec.layout, given, known, logits)
+    hooked.see_last(hidden, logits)
+
+    def of_samples(x: jax.Array) -> jax.Array:
+        first = x[: spec.layout.shape.num_decode_tokens]
+        return jnp.concatenate([first, x[samples.sources]]) if len(samples.sources) else first
+
+    known = SampleFacts(
+        samples.contexts,
+        samples.positions,
+        samples.prompt_lens,
+        history,
+        hooked.kept_of(of_samples),
+        _logits_behind(spec, model),
+    )
+    sampled, outputs, adjusted = sample_rows(
+        spec.features, spec.layout, given, known, logits, state.features
+    )
     history = history.at[samples.slots, samples.positions + 1].set(sampled)
     counts, lengths = _lengths(spec, step, decode, samples, sampled, state.lengths)
 
@@ -125,7 +141,7 @@ def run_step(
                 work = partial(traced, feature, "region", inputs, view, like=like)
                 outputs[feature.name] = if_wanted(feature, spec.layout, given, work)
     result = spec.result.write(Result(StepOutputs(sampled, counts), outputs))
-    states = hooked.next_state(hidden)
+    states = hooked.next_state(hidden, adjusted)
     return DeviceState(kv, page_table, history, lengths, states), result, hooked.aside
 
 
@@ -308,6 +324,11 @@ def _live(spec: StepSpec, step: StepInputs) -> tuple[jax.Array, jax.Array]:
 
 def _logits_of(spec: StepSpec, model: Model) -> Any:
     return lambda hidden: _replicate(model.logits(hidden), spec.mesh)
+
+
+def _logits_behind(spec: StepSpec, model: Any) -> Callable[[jax.Array], jax.Array]:
+    """Residual stream [N, E] behind any layer -> the logits that the model would end with."""
+    return lambda x: _replicate(model.logits(model.norm(x)), spec.mesh)
 
 
 def _replicate(x: jax.Array, mesh: Mesh) -> jax.Array:

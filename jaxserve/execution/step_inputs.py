@@ -107,10 +107,10 @@ class RowTables(NamedTuple):
 def row_tables(features: Sequence[Feature]) -> RowTables:
     """The tables of a program's features, or of an engine's.
 
-    Columns of the features that are in more programs come first, so a program's columns are the
-    first of the engine's.
+    Columns of the features that are in more programs come first, so the columns of most programs
+    are the first of the engine's, and stay where they are when features are added.
     """
-    order = sorted(features, key=lambda feature: (of_region(feature), feature.special))
+    order = sorted(features, key=lambda f: (f.on_demand, of_region(f), f.special))
     return RowTables(
         RowTable({f.name: f.row for f in order if f.row}),
         RowTable({f.name: f.token_row for f in order if f.token_row}),

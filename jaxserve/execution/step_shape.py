@@ -16,6 +16,7 @@ class StepShape:
         features: names of the features that it contains.
         num_special: M, rows that the costly features work on; 0 where it has none of them.
         num_queries: Q, tokens of a decode row: its newest one and drafts to be verified.
+        on_demand: names of those features that no program of the start contains.
     """
 
     num_decode: int
@@ -24,6 +25,7 @@ class StepShape:
     features: frozenset[str]
     num_special: int
     num_queries: int = 1
+    on_demand: frozenset[str] = frozenset()
 
     @property
     def num_decode_tokens(self) -> int:
@@ -46,4 +48,5 @@ class StepShape:
         if self.num_queries > 1:
             rows += f" x {self.num_queries}"
         kind = f"mixed[{rows}, {self.num_prefill}]" if self.num_prefill else f"decode[{rows}]"
-        return f"{kind} full[{self.num_special}]" if self.num_special else f"{kind} fast"
+        kind += f" full[{self.num_special}]" if self.num_special else " fast"
+        return f"{kind} with {', '.join(sorted(self.on_demand))}" if self.on_demand else kind

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jaxserve.boundary.messages import (
     Abort,
@@ -67,7 +68,13 @@ class ProcessClient(EngineClient):
         early: EarlyProcess | None = None,
     ):
         super().__init__(asked.model_names[0], asked.metrics_prefix, clock)
-        asked = replace(asked, features=tuple(map(_importable, asked.features)))
+        asked = replace(
+            asked,
+            features=tuple(_importable("features", one) for one in asked.features),
+            logits_processors=tuple(
+                _importable("logits_processors", one) for one in asked.logits_processors
+            ),
+        )
         self.asked = asked
         self._supervisor = Supervisor(
             asked,
@@ -366,8 +373,8 @@ def _number(sequence_id: str) -> str:
     return sequence_id.partition(".")[0]
 
 
-def _importable(feature: str | type) -> str:
-    """The name by which another process finds a feature.
+def _importable(field: str, feature: Any) -> str:
+    """The name by which another process finds a class or a function.
 
     Raises:
         ValidationError: it has none.
@@ -376,6 +383,7 @@ def _importable(feature: str | type) -> str:
         return feature
     name = f"{feature.__module__}:{feature.__qualname__}"
     if feature.__module__ == "__main__" or not OBJECT_NAME.fullmatch(name):
-        allowed = "a class of a module that another process can import"
-        raise ValidationError("features", name, allowed)
+        what = "class" if isinstance(feature, type) else "function"
+        allowed = f"a {what} of a module that another process can import"
+        raise ValidationError(field, name, allowed)
     return name

@@ -16,7 +16,7 @@ from jaxserve.config.resolved_config import (
 )
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features import ALL_NAMES
-from jaxserve.execution.features.own_features import chosen_features
+from jaxserve.execution.features.own_features import asked_features
 from jaxserve.models.config import ModelConfig, resolve_dtype
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def resolve(
     if budget is None:
         budget = max(int(defaults.max_num_batched_tokens * more_tokens), seqs)
     in_background = config.compile_in_background
-    own = chosen_features(config.features, config.feature_config, ALL_NAMES)
+    own = asked_features(config, ALL_NAMES)
     return ResolvedConfig(
         asked=replace(
             config,

@@ -19,7 +19,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.execution.features import ALL_NAMES
-from jaxserve.execution.features.own_features import chosen_features
+from jaxserve.execution.features.own_features import asked_features
 from jaxserve.execution.host_memory import check_limits, trim
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_shape import StepShape
@@ -97,7 +97,7 @@ def load_engine(
         cache_folder = compilation_cache.use(config.compilation_cache)
         # classes are imported before anything is fetched
         make_policy(config)
-        chosen_features(config.features, config.feature_config, ALL_NAMES)
+        asked_features(config, ALL_NAMES)
         files = _found(config, report)
         mesh = make_mesh(config.tensor_parallel_size)
         decided, runner, tokenizer = decide(
@@ -152,7 +152,7 @@ def build(
     if runner is None:
         runner = decided.runner(mesh)
         runner.set_pool(config.cache.num_pages, config.scheduler.max_model_len)
-    load = partial(_load_weights, decided, mesh)
+    load = partial(load_weights, decided, mesh)
     runner.set_weights(load(report), partial(load, LoadProgress(logger.info, shown=False)))
     busy = BusyWindow()
     num_host_pages = config.cache.num_host_pages
@@ -193,7 +193,7 @@ def load_bare(config: EngineConfig) -> tuple[Model, ModelFiles]:
         mesh = make_mesh(config.tensor_parallel_size)
         if config.load_format != "dummy":
             fetch_weights(files, report)
-        return _load_weights(choose(config, files, mesh, report), mesh, report), files
+        return load_weights(choose(config, files, mesh, report), mesh, report), files
 
 
 def _found(config: EngineConfig, report: LoadProgress) -> ModelFiles:
@@ -204,7 +204,7 @@ def _found(config: EngineConfig, report: LoadProgress) -> ModelFiles:
     return files
 
 
-def _load_weights(decided: EnginePlan, mesh: Mesh, report: LoadProgress) -> Model:
+def load_weights(decided: EnginePlan, mesh: Mesh, report: LoadProgress) -> Model:
     """The weights, of the checkpoint or made up."""
     begin = time.monotonic()
     asked = decided.config.asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,9 +12,16 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.protocol import Attend, Rotation
 
 
-def causal_attend(config: ModelConfig) -> Attend[None]:
+def causal_attend(
+    config: ModelConfig, told: Callable[[int, jax.Array], None] | None = None
+) -> Attend[None]:
     """Softmax attention, in float32, of the rows of one sequence to those before them; the cache
-    is None."""
+    is None.
+
+    Args:
+        config: of the model.
+        told: called with each layer and its weights float32[H, T, T].
+    """
 
     def attend(
         cache: None, layer: int, qkv: jax.Array, rotation: Rotation, dtype: Any
@@ -33,6 +41,8 @@ def causal_attend(config: ModelConfig) -> Attend[None]:
         if window is not None:
             seen &= distance < window
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        if told is not None:
+            told(layer, weights.reshape(-1, *weights.shape[2:]))
         out = jnp.einsum("kgts,skd->tkgd", weights, v, precision=highest)
         return out.reshape(q.shape).astype(dtype), cache
 

@@ -67,6 +67,7 @@ class PreNormDecoder(Decoder):
             self.form.residual_norm is None
             or hooks.linear is not None
             or hooks.layer is not None
+            or hooks.operand is not None
             or end == start
         ):
             return super().layers(x, rows, cache, attend, start, stop)

@@ -56,11 +56,13 @@ class Hooks(NamedTuple):
         linear: (name, layer, x [T, in], y [T, *out]) -> y, for the projections "qkv", "output",
             "gate_up" and "down" of each layer: x is what the product takes, y what it gives.
         layer: (layer, x [T, E]) -> x, behind each layer.
+        operand: (name, layer, x [T, in]) -> x, what "output" and "down" take.
     """
 
     embed: Callable[[jax.Array], jax.Array] | None = None
     linear: Callable[[str, int, jax.Array, jax.Array], jax.Array] | None = None
     layer: Callable[[int, jax.Array], jax.Array] | None = None
+    operand: Callable[[str, int, jax.Array], jax.Array] | None = None
 
 
 NO_HOOKS = Hooks()
@@ -98,6 +100,8 @@ class TokenRows(NamedTuple):
     ) -> jax.Array:
         """A projection of x, normed first and added to `residual`, with the hook of its name."""
         operand = None
+        if norm is None and self.hooks.operand is not None:
+            x = self.hooks.operand(name, layer, x)
         if isinstance(norm, RMSNorm) and self.hooks.linear is None:
             operand = norm.as_operand()
         elif norm is not None:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from jaxserve.config.settings import Integer, Number, Switch, Texts, check, setting, settings_of
 from jaxserve.errors import ValidationError
+from jaxserve.params.logits_processor import ALLOWED, Processor, as_processor
 from jaxserve.params.repetition_detection import Repetition, RepetitionDetectionParams
 from jaxserve.params.sampling_rules import LogitBias, TokenIds
 from jaxserve.params.structured_outputs_params import (
@@ -37,7 +38,7 @@ LARGEST_INT32 = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 # parameters of vLLM's in the order of their fields, and what to do instead
 NOT_DONE = {
-    "watermarking": "a feature of your own can mark tokens (docs/research.md)",
+    "watermarking": "a logits processor can mark tokens (docs/processors.md)",
     "prompt_logprob_token_ids": "prompt_logprobs=-1 has those of all tokens",
     "prompt_logprob_start": "prompt_logprobs are of the whole prompt",
     "routed_experts_prompt_start": "a feature of your own can report them (docs/research.md)",
@@ -78,10 +79,27 @@ class ExtraArgs:
         return dict(value)
 
 
+class Processors:
+    """Logits processors of one request, kept as `as_processor` makes them."""
+
+    metavar = "MODULE:NAME"
+    allowed = f"a list of {ALLOWED}"
+
+    def checked(self, name: str, value: Any) -> list[Processor]:
+        if not isinstance(value, list | tuple):
+            raise ValidationError(name, value, self.allowed)
+        found = [as_processor(one, name) for one in value]
+        for one in found:
+            if isinstance(one, type):
+                allowed = f"a list of {ALLOWED}; classes are given to the engine"
+                raise ValidationError(name, one, allowed)
+        return found
+
+
 # the parts that read parameters: the client, the scheduler, or features of the step by their files
 CLIENT, SCHEDULER, SAMPLING, PENALTIES = "client", "scheduler", "sampling", "penalties"
 MASK, BIAS, LOGPROBS, SCORES = "mask", "bias", "logprobs", "prompt_scores"
-FEATURES = "own_features"
+FEATURES, PROCESSORS = "own_features", "processors"
 CUTOFF = "epsilon_cutoff"
 
 
@@ -263,6 +281,13 @@ class SamplingParams:
         "[research.md](research.md).",
         reader=FEATURES,
     )
+    logits_processors: list[Any] | None = setting(
+        None,
+        Processors(),
+        "What changes the logits before a token is drawn, in their order; of an `LLM`, not over "
+        "HTTP: see [processors.md](processors.md).",
+        reader=PROCESSORS,
+    )
     thoughts: Thoughts | None = setting(
         None,
         Tags(),
@@ -347,7 +372,7 @@ class SamplingParams:
         vocab_size: int,
         max_model_len: int,
         max_logprobs: int,
-        features: Sequence[str] = (),
+        features: Sequence[str] | None = (),
     ) -> None:
         """Checks the limits that need the model.
 
@@ -355,13 +380,13 @@ class SamplingParams:
             vocab_size: token ids are 0 .. vocab_size - 1.
             max_model_len: longest prompt plus output, in tokens.
             max_logprobs: most logprobs a request may ask for; -1 allows the whole vocabulary.
-            features: names that `extra_args` may have.
+            features: names that `extra_args` may have; None: any.
 
         Raises:
             ValidationError: a token id, max_tokens or a logprobs count is over its limit.
         """
         for name in self.extra_args or ():
-            if name not in features:
+            if features is not None and name not in features:
                 shown = ", ".join(features) or "none was given to this engine"
                 raise ValidationError("extra_args", name, f"names of `features`: {shown}")
         for name in TOKEN_FIELDS:
@@ -404,6 +429,7 @@ class SamplingParams:
             twin.stop = twin.bad_words = []
         twin.structured_outputs = twin.thoughts = None  # travel as a grammar, and beside it
         twin.repetition_detection = None  # is in the stop rule
+        twin.logits_processors = None  # are among the `extra_args`
         twin.output_kind = RequestOutputKind.CUMULATIVE
         twin.detokenize = twin.skip_special_tokens = twin.spaces_between_special_tokens = True
         twin.include_stop_str_in_output = twin.flat_logprobs = False

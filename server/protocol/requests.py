@@ -53,6 +53,7 @@ _GIVEN_OTHERWISE = {
     "thoughts",
     "extra_args",
     "flat_logprobs",
+    "logits_processors",
 }
 # What JSON has for a type of SamplingParams, where that is another one.
 _JSON_TYPES: dict[Any, Any] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -56,6 +56,7 @@ class Facts(NamedTuple):
         model: the model's configuration; None where a program is compiled without a model.
         threshold: the search for the sampling filters' bounds, for these devices.
         deterministic: whether reports may not depend on what is computed beside a request.
+        max_num_seqs: S, slots; 0 where a program is compiled without an engine.
     """
 
     vocab_size: int
@@ -65,6 +66,7 @@ class Facts(NamedTuple):
     model: ModelConfig | None = None
     threshold: Threshold = PORTABLE
     deterministic: bool = False
+    max_num_seqs: int = 0
 
     @property
     def pooled_size(self) -> int:
@@ -113,12 +115,15 @@ class Host(NamedTuple):
         write_rows: replaces rows of the feature's buffers, from one on: `(feature, start, arrays)`.
         settle: asks the features again whether the next token of a request depends on tokens that
             the host must have seen.
+        put_state: replaces the state of an `on_demand` feature: `(feature, tree of arrays)`. Steps
+            that are dispatched read the old one.
     """
 
     grammars: GrammarCompiler | None
     force: Callable[[Request, list[int]], None]
     settle: Callable[[Request], None]
     write_rows: Callable[[str, int, Any], None]
+    put_state: Callable[[str, Any], None]
 
 
 class TakenStep(NamedTuple):
@@ -152,6 +157,10 @@ class Rows:
             prompt has an embedding; a sequence's own end at position.
         values: each feature's row values by its name, see `Feature.row`.
         adjusted: float32[M, V] logits that the tokens were drawn from; None before `after`.
+        kept: what hooks of features have kept of the tokens that are sampled behind: by feature,
+            by name, arrays [M, ...], see `Tokens.kept`.
+        logits_of: residual stream [N, E] behind a layer -> float32 logits [N, V], by the model's
+            last norm and head.
     """
 
     slot: jax.Array
@@ -160,6 +169,8 @@ class Rows:
     history: jax.Array
     values: dict[str, Any]
     adjusted: jax.Array | None = None
+    kept: Mapping[str, Mapping[str, jax.Array]] = field(default_factory=dict)
+    logits_of: Callable[[jax.Array], jax.Array] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +185,8 @@ class Tokens:
         buffers: the feature's, see `Feature.buffers`.
         state: the feature's, see `Feature.state`.
         tap: (name, array): sets an array aside; it is fetched only if the host asks for it.
-        kept: arrays that the feature's hooks hand on to one another and to `region`, by name.
+        kept: arrays that the feature's hooks hand on to one another, to `region` and to the
+            methods that see `Rows`, by name.
     """
 
     token: jax.Array
@@ -252,6 +264,10 @@ class Feature:
             False: it is in every program and may draw, draft, keep state and have hooks.
         token_row: as `row`, but of each computed token; `embed`, `linear` and `layer` read it.
         num_drafts: tokens that it drafts for each decode row; 0 but for the one drafting feature.
+        on_demand: no program of the engine's start contains it: `Runner.add_features` gives it to
+            an engine that serves, and `Runner.compile_with` compiles programs of its own.
+            It has no buffers. Where it is not `special`, all steps that compute tokens of a request
+            that needs it run on those.
         resource: a resource too small for all requests of a step, or for all with a slot; None:
             there is none.
     """
@@ -263,6 +279,7 @@ class Feature:
     outputs: ClassVar[type | None] = None
     special: ClassVar[bool] = True
     token_row: ClassVar[type | None] = None
+    on_demand: ClassVar[bool] = False
     num_drafts: int = 0
     resource: StepResource | None = None
 
@@ -430,9 +447,19 @@ class Feature:
         """The result y [T, *out] of a product of x [T, in], see `models.protocol.Hooks`."""
         return y
 
+    def operand(self, tokens: Tokens, name: str, layer: int, x: jax.Array) -> jax.Array:
+        """What the product "output" or "down" takes, [T, in], see `models.protocol.Hooks`."""
+        return x
+
     def layer(self, tokens: Tokens, layer: int, x: jax.Array) -> jax.Array:
         """The residual stream [T, E] behind a layer."""
         return x
+
+    def see_last(self, tokens: Tokens, hidden: jax.Array, logits: jax.Array) -> None:
+        """Called with the last hidden states [T, E] and the raw logits float32[R, V] of samples.
+
+        `Tokens.tap` may set them aside.
+        """
 
     def next_state(self, tokens: Tokens, hidden: jax.Array) -> Any:
         """The state for the next step; hidden [T, E] are the last hidden states."""
@@ -449,6 +476,12 @@ class Feature:
         logits unchanged. `rows.values` holds the row values of other features, too.
         """
         return logits
+
+    def adjust(
+        self, inputs: Any, rows: Rows, logits: jax.Array, state: Any
+    ) -> tuple[jax.Array, Any]:
+        """As `logits`, with the feature's state and what becomes of it; behind all `logits`."""
+        return logits, state
 
     def sample(self, rows: Rows, logits: jax.Array) -> jax.Array | None:
         """The token int32[R] of each row of logits float32[R, V]; for the drawing feature."""

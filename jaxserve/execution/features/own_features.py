@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.named_object import object_of_name
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features.feature import Facts, Feature, overrides
+from jaxserve.execution.features.host_processors import host_feature
+from jaxserve.execution.features.processors import processor_feature
 from jaxserve.execution.features.traced import FeatureError
+from jaxserve.params.logits_processor import FIELD as PROCESSORS
+from jaxserve.params.logits_processor import AskedProcessor, HostProcessor, as_processor
 
 FIELD, OPTIONS = "features", "feature_config"
 
@@ -53,10 +58,11 @@ def _lacks(kind: type[Feature]) -> str | None:
         return "cache_key or key_spans, since its hooks read a token_row or inputs"
     if kind.outputs is not None and not kind.special:
         return "special=True, since it has outputs"
-    works_on_rows = overrides(kind, "logits") or overrides(kind, "after")
+    works_on_rows = any(overrides(kind, name) for name in ("logits", "adjust", "after"))
     if works_on_rows and not (kind.special and overrides(kind, "need")):
         return "`need`, and special=True, since it works on the rows that need it"
-    if overrides(kind, "logits") and kind.row is None and kind.inputs is None:
+    changes = overrides(kind, "logits") or overrides(kind, "adjust")
+    if changes and kind.row is None and kind.inputs is None:
         return "a row or inputs, since `logits` sees rows of other requests, too"
     return None
 
@@ -95,4 +101,34 @@ def chosen_features(
     if given:
         allowed = f"names of features: {', '.join(kind.name for kind, _ in found) or 'none'}"
         raise ValidationError(OPTIONS, ", ".join(given), allowed)
+    return found
+
+
+def asked_features(config: EngineConfig, taken: Iterable[str]) -> list[FeatureChoice]:
+    """The features of the operator's own, and of its logits processors, in this order.
+
+    Args:
+        config: of the engine.
+        taken: names of jaxserve's features.
+
+    Raises:
+        ValidationError: one is none, two have one name, or options name no feature.
+    """
+    found = chosen_features(config.features, config.feature_config, taken)
+    names, classes = {*taken, *(kind.name for kind, _ in found)}, []
+    for one in config.logits_processors:
+        processor = as_processor(one)
+        if isinstance(processor, type):
+            classes.append(processor)
+            continue
+        if isinstance(processor, HostProcessor | AskedProcessor):
+            allowed = "functions (logits, rows, state) in JAX and classes; a request has the others"
+            raise ValidationError(PROCESSORS, processor.name, allowed)
+        if processor.name in names:
+            allowed = f"a function with another name than {', '.join(sorted(names))}"
+            raise ValidationError(PROCESSORS, processor.name, allowed)
+        names.add(processor.name)
+        found.append((processor_feature(processor, processor.name, everywhere=True), {}))
+    if classes:
+        found.append((host_feature(tuple(classes)), {}))
     return found

@@ -69,7 +69,7 @@ class Step:
 
 def took(told: Any) -> Any:
     features = [Tells(FACTS, {"told": told})]
-    side = EngineFeatures(features, [], None, lambda *a: None, lambda *a: None)
+    side = EngineFeatures(features, [], None, *[lambda *a: None] * 3)
     step: Any = Step()
     return side.took(step, step, step)
 

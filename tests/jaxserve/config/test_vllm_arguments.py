@@ -74,7 +74,6 @@ def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
         ("cpu_offload_gb", 4),
         ("enable_lora", True),
         ("speculative_config", {"method": "ngram"}),
-        ("logits_processors", [print]),
         ("performance_mode", "throughput"),
         ("enable_lora", 1),
         ("nothing_like_it", 1),

@@ -180,7 +180,7 @@ class Keeping(Mine):
 
 
 def test_what_a_feature_keeps_of_a_sequence_needs_nothing_to_wait_for() -> None:
-    engine_side = EngineFeatures([Keeping(FACTS)], [], None, lambda *a: None, lambda *a: None)
+    engine_side = EngineFeatures([Keeping(FACTS)], [], None, *[lambda *a: None] * 3)
     kept, other = (make_request("r", [5], seed=seed) for seed in (1, 0))
     for one in (kept, other):
         engine_side.prepare(one)

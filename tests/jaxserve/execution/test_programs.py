@@ -26,6 +26,7 @@ from jaxserve.execution.features import (
     feature_sets,
     make_features,
 )
+from jaxserve.execution.on_demand import OnDemandStates
 from jaxserve.execution.programs import (
     MOST_FAST_DECODES,
     MOST_PROGRAMS,
@@ -257,6 +258,7 @@ def test_the_parameters_stay_while_a_program_is_traced() -> None:
     runner.programs = table(2)
     runner._readers_left, runner._num_readers, runner._death = threading.Condition(), 0, None
     runner._leaves, runner._buffers = ("parameters",), DeviceBuffers([], None)
+    runner._more = OnDemandStates(None)
     closing = threading.Thread(target=runner.close)
     with runner._reading_parameters():
         closing.start()

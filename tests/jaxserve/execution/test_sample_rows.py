@@ -69,7 +69,7 @@ def run(requests: list[Request], logits: np.ndarray, shape: StepShape):
     @jax.jit
     def sampled(blob, history, logits):
         known = SampleFacts(jnp.asarray(slots), jnp.asarray(positions), prompt_lens, history)
-        tokens, outputs = sample_rows(
+        tokens, outputs, _ = sample_rows(
             make_features(FACTS), layout, layout.read(blob), known, logits
         )
         return tokens, {name: tuple(jax.tree.leaves(value)) for name, value in outputs.items()}

@@ -105,7 +105,7 @@ def test_the_mask_leaves_the_closing_tag_alone_and_then_nothing_of_it() -> None:
     rule = StopRule(frozenset(), frozenset(), 0, 20)
     request, mask = make_request("r", [A], params, rule), Mask(Facts(9, 1))
     request.own, request.slot = {Mask.name: Constraint(None, budget(1, is_open=True))}, 0
-    EngineFeatures([mask], [], None, lambda request, tokens: None, lambda *rows: None)
+    EngineFeatures([mask], [], None, *[lambda *given: None] * 3)
     assert mask.need(request) is Need.AT_TIMES
     mask.bind(request, 0)
     waited, masks = [], []

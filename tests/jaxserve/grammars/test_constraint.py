@@ -28,9 +28,7 @@ def test_a_grammar_that_does_not_compile_ends_its_request_alone() -> None:
 
     compiler: Any = SimpleNamespace(start=start, num_words=1, close=lambda: None)
     mask, waiting = Mask(Facts(32, 1)), WaitingRoom()
-    mask.serve(
-        Host(compiler, lambda request, tokens: None, lambda request: None, lambda *rows: None)
-    )
+    mask.serve(Host(compiler, *[lambda *given: None] * 4))
     requests = [make_request(name, [1], rule=RULE, grammar="g") for name in ("waits", "fails")]
     for one in requests:
         begun = mask.begins(one.asked)

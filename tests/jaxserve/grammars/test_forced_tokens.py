@@ -54,7 +54,7 @@ def test_what_a_feature_tells_of_is_sampled(
     kind: type[Feature], params: dict[str, Any], forced: list[int]
 ) -> None:
     request = make_request("r", [1], SamplingParams(**params))
-    side = EngineFeatures([kind(FACTS)], [], None, lambda *a: None, lambda *a: None)
+    side = EngineFeatures([kind(FACTS)], [], None, *[lambda *a: None] * 3)
     side.prepare(request)
     request.state = RequestState.RUNNING
     grammar: Any = SimpleNamespace(forced=lambda output: [5, 6, 7])

@@ -22,6 +22,7 @@ OTHER_NAMES |= {
     "thoughts",
     "extra_args",
     "flat_logprobs",
+    "logits_processors",
 }  # goes with few others; of the server
 VALUES: dict[str, Any] = {
     "n": 3,
