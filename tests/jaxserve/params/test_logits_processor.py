@@ -62,7 +62,7 @@ def test_the_kind_is_that_of_the_parameters() -> None:
         object(),
         f"{__name__}:np",
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
 def test_what_is_none_is_refused_by_name(given: Any) -> None:
     with pytest.raises(ValidationError, match="logits_processors"):
