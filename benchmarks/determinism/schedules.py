@@ -86,13 +86,13 @@ def alone(engine: LLMEngine, requests: Sequence[Asked]) -> list[Told]:
 # engines that answer as the one that answers each request alone; few pages make requests lose slots
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "short of pages": {"num_pages": 90, "max_model_len": 1200},
+    "short of pages": {"num_pages": 82, "max_model_len": 1264},
     "small chunks": {"prefill_chunk": 37, "max_num_batched_tokens": 48, "max_num_seqs": 24},
     "without a prefix cache": {"enable_prefix_caching": False, "num_pages": 130},
     "small pages, no overlap": {
         "block_size": 8,
-        "num_pages": 180,
-        "max_model_len": 1200,
+        "num_pages": 164,
+        "max_model_len": 1264,
         "overlap": False,
     },
 }

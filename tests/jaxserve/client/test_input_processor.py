@@ -232,3 +232,21 @@ def test_a_search_wider_than_the_cap_is_refused_before_its_prompt_is_read() -> N
     for width in (1, 2):
         group = inputs.prepare([5], BeamSearchParams(width, 4), "r").group
         assert len(group.sequence_ids) == width
+
+
+def test_a_deterministic_engine_seeds_by_the_prompt_and_shrinks_no_search() -> None:
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2,), labels=())
+
+    def seeds(inputs: InputProcessor, prompt: list[int]) -> list[int]:
+        return inputs.prepare(prompt, SamplingParams(n=2), "r").group.seeds
+
+    usual = InputProcessor(resolved_config(), model, None)
+    fixed = InputProcessor(resolved_config(deterministic=True), model, None)
+    other = InputProcessor(resolved_config(deterministic=True, seed=1), model, None)
+    assert seeds(fixed, [5, 6]) == seeds(fixed, [5, 6]) != seeds(fixed, [5, 7])
+    assert seeds(fixed, [5, 6]) != seeds(other, [5, 6])
+    assert seeds(usual, [5, 6]) != seeds(usual, [5, 6])
+    search = BeamSearchParams(2, 4, shrink_under_pressure=True)
+    assert usual.prepare([5], search, "r")
+    with pytest.raises(ValidationError, match=r"shrink_under_pressure=True.*deterministic"):
+        fixed.prepare([5], search, "r")
