@@ -66,7 +66,6 @@ def test_a_path_of_vllm_resolves(path: str) -> None:
         ("config", "CacheConfig", "EngineConfig"),
         ("config.kv_transfer", "KVTransferConfig", "pages stay in their engine"),
         ("assets.image", "ImageAsset", "text, token ids"),
-        ("v1.sample.logits_processor", "LogitsProcessor", "features of your own"),
         ("distributed.weight_transfer", "WeightTransferConfig", "read from files"),
     ],
 )
