@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxserve.client.engine_client import LocalClient
 from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.config.deterministic import UNKNOWN
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features import Feature
 from jaxserve.execution.features.host_processors import HostProcessing
@@ -255,6 +256,8 @@ class Instruments:
         Raises:
             ValidationError: it cannot be made, or there are too many.
         """
+        if self._client.config.asked.deterministic:
+            raise ValidationError(kind.name, "given", f"none with deterministic: {UNKNOWN}")
         if sum(feature.on_demand for feature in self._features) >= MOST_FEATURES:
             allowed = f"at most {MOST_FEATURES} different ones; give the same function again"
             raise ValidationError(FIELD, kind.name, allowed)

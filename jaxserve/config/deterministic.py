@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 IN_ONE_ORDER = "native"
 OPERATIONS = ("decode", "prefill", "linear")
 DTYPES = ("bfloat16", "float32")
+UNKNOWN = "it is not known what functions of your own read of other rows"
 MISSING = {
     "gpu": "products are divided, and their tiles chosen, by the rows of a step",
     "tpu": "products are XLA's, which sums by the rows of a step",
@@ -34,9 +35,9 @@ def check_settings(config: EngineConfig) -> None:
     if config.tensor_parallel_size != 1:
         allowed = "1 with deterministic: the native kernels run on one device"
         raise ValidationError("tensor_parallel_size", config.tensor_parallel_size, allowed)
-    if config.features:
-        allowed = "none with deterministic: what a feature of your own computes is not known"
-        raise ValidationError("features", config.features, allowed)
+    for name in ("features", "logits_processors"):
+        if value := getattr(config, name):
+            raise ValidationError(name, value, f"none with deterministic: {UNKNOWN}")
 
 
 def check_device(platform: str, dtype: str) -> None:

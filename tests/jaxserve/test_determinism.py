@@ -42,6 +42,7 @@ class Known(NamedTuple):
         ({"prefill_backend": "xla"}, "prefill_backend"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"features": ["some.module:Feature"]}, "features"),
+        ({"logits_processors": ["some.module:function"]}, "logits_processors"),
     ],
 )
 def test_what_it_rules_out_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
