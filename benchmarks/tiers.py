@@ -54,6 +54,7 @@ def run(size: float, options: argparse.Namespace) -> dict[str, Any]:
     llm = LLM(
         options.model,
         skip_tokenizer_init=True,
+        enable_prefix_caching=True,
         block_size=options.block_size,
         num_pages=max(pages + 2, int(options.pool_share * options.chats * pages)) + 1,
         max_model_len=pages * options.block_size,

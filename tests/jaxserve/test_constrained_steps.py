@@ -70,6 +70,7 @@ class Runner:
         self._device, self._mask = device, Mask(Facts(VOCAB, 1))
         self.features, self.ropes = (self._mask, Logprobs(Facts(VOCAB, 1))), ()
         self.write_rows = None
+        self.put_state = None
         self._owners: dict[int, Request] = {}
         self.programs = SimpleNamespace(programs=[])
 

@@ -50,6 +50,7 @@ class FakeRunner:
     programs = SimpleNamespace(programs=[])
     ropes = ()
     write_rows = None
+    put_state = None
 
     def __init__(self) -> None:
         self.features = (Mask(Facts(VOCAB, 1)),)

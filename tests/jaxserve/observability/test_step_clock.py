@@ -39,6 +39,7 @@ class SimulatedDevice:
     programs = SimpleNamespace(programs=[])
     features = ropes = ()
     write_rows = None
+    put_state = None
 
     def __init__(self, clock: Clock):
         self.clock = clock

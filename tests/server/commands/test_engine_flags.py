@@ -87,7 +87,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
     words += shlex.split("--length-classes 3 4 --length-shares 5 2 1 --output-classes 5 6")
     words += ["--override-generation-config", '{"temperature": 0.5}']
     words += ["--features", "a:B", "c.d:E", "--feature-config", '{"b": {"layer": 1}}']
-    words += ["--served-model-name", "a", "b"]
+    words += ["--logits-processors", "e:f", "--served-model-name", "a", "b"]
     defaults = defaults_of(EngineConfig)
     switches = {k: not defaults[k] for k, rule in rules.items() if isinstance(rule, Switch)}
     switches["deterministic"] = False  # it rules some of the others out
@@ -102,6 +102,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         **switches,
         "features": ("a:B", "c.d:E"),
         "feature_config": {"b": {"layer": 1}},
+        "logits_processors": ("e:f",),
         "served_model_name": ("a", "b"),
         "length_classes": (3, 4),
         "output_classes": (5, 6),
