@@ -265,8 +265,7 @@ class Episode:
 
     def step(self) -> None:
         """Plan a step and commit one: this, or the one before it."""
-        self._beams.settle()
-        plan = self.scheduler.plan()
+        plan = self._beams.plan()
         dispatched = (plan, self._device.run(plan)) if plan else None
         if not self._overlap and dispatched:
             self._commit(*dispatched)

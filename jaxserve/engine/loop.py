@@ -209,10 +209,8 @@ class Engine:
             return None
         clock, scheduler = self._clock, self.scheduler
         clock.start()
-        if self._beams:
-            self._beams.settle()
         try:
-            plan = scheduler.plan()
+            plan = self._beams.plan()
             clock.planned()
             if scheduler.short_of_pages is not None:
                 clock.lacks_pages(scheduler.short_of_pages)

@@ -12,7 +12,7 @@ from jaxserve.boundary.reports import TokenLogprobs
 from jaxserve.request.request import Request, RequestState
 from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.scheduling.beam_search import BeamSearch
-from jaxserve.scheduling.plan import SeenTokens
+from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
 
 _NO_TOKENS = frozenset[int]()
@@ -135,8 +135,24 @@ class BeamGroups:
             self._drop(group, member)
         return True
 
-    def settle(self) -> None:
-        """Before a plan: a paused beam gives its slot up if another of its group waits for one."""
+    def plan(self) -> StepPlan:
+        """Decide the next step, see `Scheduler.plan`: no paused beam is in the way of its group.
+
+        A plan may preempt a beam, so that of its group only paused ones run. If nothing else runs
+        either, the plan is empty, and the next is made without the paused ones.
+        """
+        self._give_way()
+        plan = self._scheduler.plan()
+        while not plan and self._give_way():
+            plan = self._scheduler.plan()
+        return plan
+
+    def _give_way(self) -> bool:
+        """A paused beam gives its slot up if another of its group waits for one; False: none did.
+
+        A group that may shrink gives up beams first.
+        """
+        num_shrinks, gives_way = self.num_shrinks, False
         for group in list(self._groups.values()):
             if group.search.may_shrink:
                 self._shrink(group)
@@ -152,6 +168,8 @@ class BeamGroups:
                     continue
                 if waits or request.state is RequestState.WAITING:
                     self._drop(group, member)
+                    gives_way = True
+        return gives_way or self.num_shrinks > num_shrinks
 
     def _shrink(self, group: _Group) -> None:
         """Give beams up, the least likely first, while one waits for pages that are not free."""

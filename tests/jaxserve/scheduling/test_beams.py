@@ -14,6 +14,7 @@ from jaxserve.boundary.messages import AddGroup, Hypothesis
 from jaxserve.boundary.reports import TokenLogprobs
 from jaxserve.memory.host_tier import HostTier
 from jaxserve.memory.manager import PageManager
+from jaxserve.memory.page_groups import PageGroups
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.request.queueing import Queueing
 from jaxserve.request.request import Request
@@ -27,7 +28,12 @@ from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.step_limits import SchedulerLimits
 from tests.jaxserve.host_tier import ForgetfulTier
 from tests.jaxserve.requests import make_request
-from tests.jaxserve.scheduling.fake_device import FakeDevice, likely_tokens, next_token
+from tests.jaxserve.scheduling.fake_device import (
+    ONE_GROUP,
+    FakeDevice,
+    likely_tokens,
+    next_token,
+)
 
 VOCAB, EOS = 11, frozenset({0, 5})
 MAX_LEN = 24
@@ -127,6 +133,7 @@ class Sizes:
     overlap: bool
     caching: bool
     policy: Callable[[], Policy]
+    groups: PageGroups = ONE_GROUP
 
 
 def short_first() -> Length:
@@ -171,7 +178,8 @@ class Bench:
     """A scheduler with its searches, and what it found."""
 
     def __init__(self, sizes: Sizes):
-        num_pages = -(-MAX_LEN // sizes.page_size) + 1 + sizes.spare_pages
+        size, groups = sizes.page_size, sizes.groups
+        num_pages = groups.most_held(MAX_LEN, size) + 1 + sizes.spare_pages
         limits = SchedulerLimits(
             max_num_seqs=sizes.slots,
             max_num_batched_tokens=sizes.budget,
@@ -182,7 +190,7 @@ class Bench:
         spare = sizes.spare_pages
         kind = HostTier if sizes.overlap else ForgetfulTier
         tier = kind(spare) if spare % 2 else None
-        pages = PageManager(num_pages, sizes.page_size, caching=sizes.caching, tier=tier)
+        pages = PageManager(num_pages, size, caching=sizes.caching, tier=tier, groups=groups)
         self.scheduler = Scheduler(limits, pages, ClientTurns(sizes.policy))
         self.beams = BeamGroups(self.scheduler)
         self.found: dict[str, list[Hypothesis]] = {}
@@ -190,7 +198,11 @@ class Bench:
         self._overlap = sizes.overlap
         self._arrivals: dict[str, Arrival] = {}  # by sequence
         self._device = FakeDevice(
-            num_pages=num_pages, page_size=sizes.page_size, num_slots=sizes.slots, vocab=VOCAB
+            num_pages=num_pages,
+            page_size=size,
+            num_slots=sizes.slots,
+            vocab=VOCAB,
+            groups=groups,
         )
         self._in_flight: tuple[StepPlan, list[int]] | None = None
         self.num_steps = 0
@@ -225,8 +237,7 @@ class Bench:
 
     def step(self) -> None:
         self.num_steps += 1
-        self.beams.settle()
-        plan = self.scheduler.plan()
+        plan = self.beams.plan()
         dispatched = (plan, self._device.run(plan)[0]) if plan else None
         assert dispatched or self._in_flight or not self.scheduler.has_unfinished, "a stall"
         done = dispatched
@@ -334,6 +345,15 @@ def test_a_search_that_may_gives_up_its_least_likely_beams_for_want_of_pages() -
     assert len(shrunk.found["0"]) == 4 and shrunk.num_steps < whole.num_steps
     roomy = run(replace(sizes, spare_pages=40), [replace(SEARCH, shrinks=True)])
     assert not roomy.beams.num_shrinks and roomy.found == whole.found
+
+
+def test_a_paused_beam_gives_way_to_one_that_lost_its_slot_in_the_same_plan() -> None:
+    """A prompt under a window takes pages as it goes, which the paused beam beside it holds."""
+    groups = PageGroups(1, 2, window=3, ahead=4)
+    sizes = Sizes(2, 4, 2, 4, 4, 2, False, False, FirstComeFirstServed, groups)
+    search = replace(SEARCH, prompt=[3] * 14)
+    bench = run(sizes, [search])
+    assert bench.scheduler.num_preemptions and bench.found["0"] == search.found_alone()
 
 
 def test_beams_that_are_given_up_were_the_least_likely_and_stay_away() -> None:
