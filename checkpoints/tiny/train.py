@@ -73,6 +73,10 @@ class TrainConfig:
         Tail(640, 1e-3, 12, (512, 512, 2048), (256, 256, 384), 20, 0.55, 3072),
         # long rows again, from the average of the ends of the last three
         Tail(240, 6e-4, 2, (2048, 1024, 2048), (256, 256, 384), 10, 0.55, 4096),
+        # one step in eight on a long row, and more of the largest and smallest number
+        Tail(1440, 1.5e-3, 8, (2048, 1024, 2048), (256, 256, 384), 30, 0.6, 3072),
+        # once more, from the average of that tail's two ends
+        Tail(760, 1.5e-3, 16, (2048, 1024, 2048), (256, 256, 384), 30, 0.68, 3072),
     )
     bfloat16: bool = True
     compiled: bool = True
