@@ -214,9 +214,10 @@ class PageManager:
 
     def fetch(self, request: Request) -> Future[None] | None:
         """Begin to bring what `request` begins with and only a slow tier has; see `Tier.fetch`."""
-        if self._num_windowed:
-            return None
-        keys, index = self._findable(request), self.pool.index
+        index = self.pool.index
+        if self._num_windowed or not index.has_tier:
+            return None  # without keys, which take time and memory
+        keys = self._findable(request)
         return index.fetch(keys[len(index.find(keys)) :])
 
     def close(self) -> None:

@@ -67,6 +67,10 @@ class PrefixIndex:
         if self._tier is not None:
             self._tier.wants(keys)
 
+    @property
+    def has_tier(self) -> bool:
+        return self._tier is not None
+
     def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:
         """See `Tier.fetch`."""
         return None if self._tier is None else self._tier.fetch(keys)
