@@ -17,6 +17,7 @@ RECORDED = Path(__file__).parent / "json_schema_test_suite"
 DOCS = Path(__file__).parents[3] / "docs" / "structured_outputs.md"
 
 
+@pytest.mark.slow
 def test_no_invalid_text_of_the_recorded_part_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert suite.main([str(RECORDED)]) == 0
     printed = capsys.readouterr().out

@@ -57,6 +57,7 @@ def test_the_highest_rate_within_a_limit() -> None:
     assert (highest_rate(rows, "x", 0.5), highest_rate(rows, "x", 9.0)) == (None, 30.0)
 
 
+@pytest.mark.slow
 def test_short_prompts_first_helps_them_and_costs_no_throughput(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

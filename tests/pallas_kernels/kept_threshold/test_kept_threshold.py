@@ -34,7 +34,7 @@ def drawn(vocab, rng):
 
 
 SIZES = [(name, size) for size in (5, 1000, 1, 2, 100, 4097, 20011) for name in BACKENDS]
-QUICK = [("reference", 5), ("xla", 5), ("triton", 5)]
+QUICK = [("reference", 5), ("xla", 5)]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,9 @@ def test_sums_lose_nothing():
 
 
 @pytest.mark.parametrize(
-    ("device", "kernels"), [(A100, 1), (H200, triton.COUNTS + 2)], ids=["a100", "h200"]
+    ("device", "kernels"),
+    [(A100, 1), pytest.param(H200, triton.COUNTS + 2, marks=pytest.mark.slow)],
+    ids=["a100", "h200"],
 )
 def test_lowers_for_cuda_without_a_gpu(device, kernels):
     """16 rows, which an H200 has thread blocks enough to divide."""

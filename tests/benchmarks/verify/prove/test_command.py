@@ -69,6 +69,7 @@ def test_unknown_kinds_are_refused() -> None:
             mesh("rtx")
 
 
+@pytest.mark.slow
 def test_the_command_starts() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.verify.prove", "--help"],
