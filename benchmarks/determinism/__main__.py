@@ -83,7 +83,7 @@ def main(words: list[str] | None = None) -> int:
     add("--model", default=str(bundled_model_path()))
     add("--schedules", type=int, default=1000, help="of each type, over all settings")
     add("--requests", type=int, default=96, help="different ones")
-    add("--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
+    add("--dtype", nargs="+", default=["bfloat16"], choices=["bfloat16"])
     add("--quantization", choices=ONLINE_QUANTIZATIONS)
     add("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
     add("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))

@@ -69,7 +69,7 @@ def main(words: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--model", nargs="+", default=[BUNDLED], choices=[BUNDLED, *SHAPES])
-    add("--dtype", nargs="+", default=["bfloat16"], choices=["float32", "bfloat16"])
+    add("--dtype", nargs="+", default=["bfloat16"], choices=["bfloat16"])
     add("--rows", type=int, nargs="+", default=[1, 16, 64])
     add("--rounds", type=int, default=7)
     add("--quick", action="store_true", help="one round of two rows")

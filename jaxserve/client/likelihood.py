@@ -14,7 +14,7 @@ from jaxserve.outputs import RequestOutput
 from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.tokenization.tokenizer import Tokenizer
 
-# what scores a prompt: one token is drawn, which nobody looks at
+# what scores a prompt: one token is drawn and not used
 SCORING = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
 
 

@@ -65,7 +65,7 @@ class HostPages:
         num_pages: of the host.
         compile: compiles a function of arrays, an int32 operand of a size and perhaps more arrays,
             which returns `made` or the first arrays.
-        landing: is told of pages that leave; None: nobody is, and none is dropped.
+        landing: the tier that hears of pages that leave; None: no page is dropped.
 
     Attributes:
         close: ends the thread, once what is on its way has arrived.

@@ -349,7 +349,7 @@ class Probing(Feature):
 
     def _forget(self, sequence_id: str) -> None:
         self._owners.pop(sequence_id, None)
-        self._changes.pop(sequence_id, None)  # on the device nobody has its number any more
+        self._changes.pop(sequence_id, None)  # no row of the device has its number any more
 
     def ended(self, sequence_id: str) -> None:
         self._forget(sequence_id)
