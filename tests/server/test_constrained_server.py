@@ -152,8 +152,9 @@ def test_a_function_is_named(client: openai.OpenAI) -> None:
 
 
 def test_the_model_may_also_just_answer(client: openai.OpenAI) -> None:
-    plain = ask(client, temperature=0).choices[0].message
-    with_tools = ask(client, temperature=0, tools=TOOLS).choices[0].message
+    hello: Any = [{"role": "user", "content": "Hello"}]
+    plain = ask(client, temperature=0, messages=hello).choices[0].message
+    with_tools = ask(client, temperature=0, messages=hello, tools=TOOLS).choices[0].message
     assert with_tools.content == plain.content and not with_tools.tool_calls
 
 
