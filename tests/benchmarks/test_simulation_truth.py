@@ -77,7 +77,7 @@ def test_a_workload_is_simulated_by_a_calibration(tmp_path):
     setting = small_setting()
     trace = read_trace(write_trace(tmp_path / "trace.jsonl", setting))
     load = WORKLOADS["steady"]
-    found = simulated(setting, trace, load, 20, [0.003], 0)
+    found = simulated(setting, trace, load, 20, 0.003, 0)
     assert set(found) == set(METRICS) and min(found.values()) > 0
     assert found["requests/s"] < load.request_rate * 1.4
     assert len(requests_of(load, 20)) == 20
