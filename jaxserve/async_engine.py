@@ -163,7 +163,7 @@ class AsyncEngine:
         """Wait until the engine is warmed up.
 
         Raises:
-            Whatever loading raised.
+            Exception: what loading raised.
         """
         self._use_loop()
         while not self.client.is_ready:

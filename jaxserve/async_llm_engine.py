@@ -82,7 +82,7 @@ class AsyncLLMEngine:
 
         Raises:
             ValidationError: a setting that cannot be served.
-            Whatever loading raised.
+            Exception: what loading raised.
         """
         if stat_loggers is not None:
             raise ValidationError("stat_loggers", stat_loggers, "None")
