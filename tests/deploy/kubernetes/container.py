@@ -137,7 +137,7 @@ def running(
         "HOME": "/home/jaxserve",
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
-        **{one["name"]: one["value"] for one in container["env"] or []},
+        **{one["name"]: one["value"] for one in container.get("env", [])},
     }
     command = [
         *["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", BUILD, "sh", root],

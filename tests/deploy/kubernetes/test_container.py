@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from tests.server.server_process import STARTUP_S, free_port
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 
-SMALL = {"max-num-seqs": 4, "max-model-len": 256, "max-num-batched-tokens": 64, "compile-ahead": 2}
+SMALL = {"max-num-seqs": 4, "max-model-len": 2048, "max-num-batched-tokens": 64, "compile-ahead": 2}
 MISSING = container.missing()
 
 
@@ -48,8 +49,6 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> No
     url = f"http://127.0.0.1:{port}"
     built = tmp_path / "claim"  # of a pod before this one: its kernels need not be compiled again
     if cache_folder().is_dir():
-        import shutil
-
         shutil.copytree(cache_folder(), built / "jaxserve" / "native")
     volumes = tmp_path / "volumes"
     volumes.mkdir()
@@ -78,7 +77,7 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> No
         begun = threading.Event()
 
         def stream() -> None:
-            long = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
             with httpx.stream("POST", f"{url}/v1/completions", json=long, timeout=60) as answer:
                 for line in answer.iter_lines():
                     begun.set()

@@ -43,6 +43,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- $own := dict "host" "0.0.0.0" "port" (int .Values.port) "shutdown-timeout" (int .Values.drain.shutdownTimeoutSeconds) -}}
 {{- if .Values.model }}{{ $_ := set $own "model" .Values.model }}{{ end -}}
-{{- if .Values.secrets.apiKeys.name }}{{ $_ := set $own "api-keys-file" "/etc/jaxserve/secrets/keys.yaml" }}{{ end -}}
+{{- if .Values.secrets.apiKeys.name }}{{ $_ := set $own "api-keys-file" "/etc/jaxserve-keys/keys.yaml" }}{{ end -}}
 {{ merge $own .Values.config | toYaml }}
 {{- end -}}

@@ -52,6 +52,7 @@ spec:
       ports:
         - name: http
           containerPort: {{ .Values.port }}
+      {{- if or .Values.env .Values.secrets.huggingFace.name }}
       env:
         {{- with .Values.secrets.huggingFace }}
         {{- if .name }}
@@ -61,6 +62,7 @@ spec:
         {{- end }}
         {{- end }}
         {{- with .Values.env }}{{ toYaml . | nindent 8 }}{{ end }}
+      {{- end }}
       resources: {{- toYaml .Values.resources | nindent 8 }}
       securityContext:
         allowPrivilegeEscalation: false
@@ -89,7 +91,7 @@ spec:
         - {name: cache, mountPath: /home/jaxserve/.cache}
         - {name: tmp, mountPath: /tmp}
         {{- if .Values.secrets.apiKeys.name }}
-        - {name: api-keys, mountPath: /etc/jaxserve/secrets, readOnly: true}
+        - {name: api-keys, mountPath: /etc/jaxserve-keys, readOnly: true}
         {{- end }}
         {{- with .Values.extraVolumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
   volumes:
