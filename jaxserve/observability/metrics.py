@@ -104,6 +104,15 @@ class Metrics:
             registry=self.registry,
         )
         self.record_sleep(0)
+        # the endpoint picker of the Gateway API reads it of every server: here no adapter is served
+        adapters = Gauge(
+            names.full("lora_requests_info"),
+            "Adapters that requests use, and the most of them at once; the value is the time "
+            "since when it is so.",
+            [*LABELS, "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+            registry=self.registry,
+        )
+        adapters.labels(*names.values, "0", "", "").set_to_current_time()
 
     @property
     def stats(self) -> EngineStats:
