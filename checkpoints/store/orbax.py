@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -80,6 +81,21 @@ def restore_arrays(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # tensorstore raises ValueError, Orbax a dozen kinds
         raise CheckpointError(folder, f"cannot be restored ({_first_line(error)})") from error
     return found
+
+
+def array_file(folder: Path, name: str) -> Path | None:
+    """The file of a part that is an array's numbers and nothing else, in C order and little-endian.
+
+    None: the array is in several files, cut for several devices, or compressed.
+    """
+    about = json.loads((folder / name / "zarr.json").read_text())
+    shape, cut = about["shape"], about["chunk_grid"]["configuration"]["chunk_shape"]
+    codecs = [codec["name"] for codec in about["codecs"]]
+    order = about["codecs"][0].get("configuration", {}).get("endian", "little")
+    if cut != shape or codecs != ["bytes"] or order != "little":
+        return None
+    file = folder / name / "c" / "/".join("0" * len(shape))
+    return file if file.is_file() else None
 
 
 def _batches(wanted: Mapping[str, Any]) -> list[list[str]]:
