@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from checkpoints.errors import CheckpointError
 
 # restored at once: what is read lies beside what is made of it
 RESTORE_BYTES = 256 << 20
+SHARD_INDEX_BYTES = 20
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, Any]) -> None:
@@ -84,18 +86,24 @@ def restore_arrays(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def array_file(folder: Path, name: str) -> Path | None:
-    """The file of a part that is an array's numbers and nothing else, in C order and little-endian.
+    """The file of a part that begins with an array's numbers, in C order and little-endian.
 
-    None: the array is in several files, cut for several devices, or compressed.
+    None: the array is in several pieces, as one cut for several devices, or compressed.
     """
     about = json.loads((folder / name / "zarr.json").read_text())
-    shape, cut = about["shape"], about["chunk_grid"]["configuration"]["chunk_shape"]
-    codecs = [codec["name"] for codec in about["codecs"]]
-    order = about["codecs"][0].get("configuration", {}).get("endian", "little")
-    if cut != shape or codecs != ["bytes"] or order != "little":
+    shape, grid, shard = about["shape"], about["chunk_grid"], about["codecs"][0]
+    inner = shard.get("configuration", {})
+    cuts = grid["configuration"]["chunk_shape"], inner.get("chunk_shape")
+    codecs = inner.get("codecs", [])
+    order = codecs[0].get("configuration", {}).get("endian", "little") if codecs else None
+    if cuts != (shape, shape) or [c["name"] for c in codecs] != ["bytes"] or order != "little":
         return None
-    file = folder / name / "c" / "/".join("0" * len(shape))
-    return file if file.is_file() else None
+    file = (folder / name / "c").joinpath(*"0" * len(shape))
+    with open(file, "rb") as opened:
+        # behind its only chunk: where that begins, its size and a checksum of both
+        opened.seek(-SHARD_INDEX_BYTES, os.SEEK_END)
+        begin = int.from_bytes(opened.read(8), "little")
+    return file if begin == 0 else None
 
 
 def _batches(wanted: Mapping[str, Any]) -> list[list[str]]:

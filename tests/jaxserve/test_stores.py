@@ -59,7 +59,7 @@ def test_arrays_come_back_and_the_record_says_what_they_are(store: Path) -> None
     assert not partial_folder(store).exists()
 
 
-def test_arrays_are_mapped_from_files_that_hold_nothing_else(store: Path) -> None:
+def test_arrays_are_mapped_from_their_files(store: Path) -> None:
     found = restore_store(store, wanted(), mapped=True)
     assert all((found[name] == array).all() for name, array in ARRAYS.items())
     assert not any(array.flags.writeable or array.flags.owndata for array in found.values())
