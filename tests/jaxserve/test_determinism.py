@@ -21,6 +21,8 @@ from jaxserve.loading.engine_build import load_engine
 from pallas_kernels import native
 from pallas_kernels.linear import api as linear_api
 from pallas_kernels.native.paths import Path
+from pallas_kernels.paged_attention import native as native_attention
+from pallas_kernels.paged_attention.xla import decode as xla_attention
 
 MODEL = str(bundled_model_path())
 SCHEDULES = 300  # of a case; a share of the slow tests has one at least
@@ -105,6 +107,21 @@ def test_products_by_the_rows_of_a_step_are_found(
 ) -> None:
     """The same schedules see what an engine does whose sums follow the rows of its steps."""
     monkeypatch.setattr(linear_api, "Path", SimpleNamespace(ONE_ORDER=Path.BY_ROWS))
+    with deterministic_engine(MODEL, dtype) as engine:
+        assert wrong(engine, known, 20, seed=0)
+
+
+@pytest.mark.slow
+def test_attention_by_the_slots_of_a_program_is_found(
+    known: Known, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same schedules see attention whose order of summation follows the slots of a program."""
+    decode = native_attention.decode
+
+    def by_slots(q: Any, *operands: Any) -> Any:
+        return (decode if len(q) <= 4 else xla_attention.decode)(q, *operands)
+
+    monkeypatch.setattr(native_attention, "decode", by_slots)
     with deterministic_engine(MODEL, dtype) as engine:
         assert wrong(engine, known, 20, seed=0)
 
