@@ -260,6 +260,13 @@ class EngineConfig:
         "Newest tokens that each layer attends to, whatever the model's own windows are where "
         "these are larger; none: the model's own.",
     )
+    cpu_offload_gb: float | None = model_setting(
+        None,
+        Number(0.0, unit="GiB", metavar="GIB"),
+        "Of the weights so many GiB need no memory: they are mapped from the files of a store "
+        "(`jaxserve convert`), and read again where memory is short. CPUs alone. None, 0: weights "
+        "are in memory ([tiers.md](tiers.md#weights)).",
+    )
     tensor_parallel_size: int = model_setting(
         1,
         Integer(1),
@@ -574,6 +581,11 @@ class EngineConfig:
         if self.kv_offloading_preload and self.kv_offloading_path is None:
             allowed = "false without kv_offloading_path"
             raise ValidationError("kv_offloading_preload", True, allowed)
+
+    @property
+    def mapped_weight_bytes(self) -> int:
+        """Most bytes of the weights that take no memory: they lie in files that are mapped."""
+        return int((self.cpu_offload_gb or 0) * 2**30)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -189,11 +189,28 @@ def load_bare(config: EngineConfig) -> tuple[Model, ModelFiles]:
         ValidationError, HubError, CheckpointError: as `load_engine`.
     """
     with LoadProgress(logger.info) as report:
-        files = _found(config, report)
-        mesh = make_mesh(config.tensor_parallel_size)
-        if config.load_format != "dummy":
-            fetch_weights(files, report)
-        return load_weights(choose(config, files, mesh, report), mesh, report), files
+        decided, files, mesh = decide_bare(config, report)
+        return load_weights(decided, mesh, report), files
+
+
+def decide_bare(
+    config: EngineConfig, report: LoadProgress, *, in_memory: bool = True
+) -> tuple[EnginePlan, ModelFiles, Mesh]:
+    """How an engine would have the model of a configuration, whose weights are fetched.
+
+    Args:
+        config: the settings.
+        report: told one line a phase.
+        in_memory: whether there has to be room for all weights at once.
+
+    Raises:
+        ValidationError, HubError, CheckpointError: as `load_engine`.
+    """
+    files = _found(config, report)
+    mesh = make_mesh(config.tensor_parallel_size)
+    if config.load_format != "dummy":
+        fetch_weights(files, report)
+    return choose(config, files, mesh, report, in_memory=in_memory), files, mesh
 
 
 def _found(config: EngineConfig, report: LoadProgress) -> ModelFiles:
@@ -218,6 +235,7 @@ def load_weights(decided: EnginePlan, mesh: Mesh, report: LoadProgress) -> Model
             seed=asked.seed,
             form=decided.form,
             plan=decided.plan,
+            mapped=bool(asked.cpu_offload_gb),
             told=told,
         )
     report.say(f"loaded {asked.model} in {time.monotonic() - begin:.1f} s")

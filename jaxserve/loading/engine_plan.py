@@ -39,7 +39,7 @@ from jaxserve.models.weight_plan import (
     online_quantization,
     plan_weights,
 )
-from jaxserve.models.weights import abstract_model, check_tensors, with_stored_head
+from jaxserve.models.weights import NO_STORE, abstract_model, check_tensors, with_stored_head
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
@@ -158,8 +158,17 @@ def decide(
     return decided, runner, tokenizer
 
 
-def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgress) -> EnginePlan:
+def choose(
+    asked: EngineConfig,
+    files: ModelFiles,
+    mesh: Mesh,
+    report: LoadProgress,
+    *,
+    in_memory: bool = True,
+) -> EnginePlan:
     """Settings, formats and kernels, from config.json and the kind of device; no memory yet.
+
+    `in_memory`: whether there has to be room for all weights at once.
 
     Raises:
         ValidationError, HubError, CheckpointError: see `load_engine`.
@@ -183,7 +192,10 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
     dtype, row_invariant = config.model.dtype, asked.row_invariant or asked.deterministic
     if asked.deterministic:
         check_device(device.platform, dtype)
-    _require_room(config, model, mesh)
+    if asked.cpu_offload_gb:
+        check_mapped(asked, device.platform, is_stored=stored)
+    if in_memory:
+        _require_room(config, model, mesh)
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(
             "dtype=float16: a CPU has no products of it and converts every operand; "
@@ -226,6 +238,26 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
     return EnginePlan(config, model, backends, form, plan, str(files.model), str(files.tokenizer))
 
 
+def check_mapped(asked: EngineConfig, platform: str, *, is_stored: bool) -> None:
+    """Refuse `cpu_offload_gb` where no weights can be left in files.
+
+    Raises:
+        ValidationError: says where they can.
+    """
+    field, value = "cpu_offload_gb", asked.cpu_offload_gb
+    if platform != "cpu":
+        allowed = (
+            f"none on platform {platform}: weights are on the device; set quantization or "
+            "tensor_parallel_size"
+        )
+        raise ValidationError(field, value, allowed)
+    if asked.tensor_parallel_size != 1:
+        allowed = "none unless tensor_parallel_size is 1: one device maps the files of a store"
+        raise ValidationError(field, value, allowed)
+    if not is_stored:
+        raise ValidationError(field, value, f"none for a model that is {NO_STORE}")
+
+
 def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> None:
     """Refuse by config.json alone what no device here holds; warn where one context does not fit.
 
@@ -238,6 +270,8 @@ def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> Non
     memory, share, devices = device_limit(mesh.devices.flat[0]), asked.gpu_memory_utilization, 1
     if memory is None:  # devices of a CPU share the host's
         memory, share = available_bytes(reserve=asked.memory_reserve), 1.0
+        if memory is not None:
+            memory += asked.mapped_weight_bytes
     else:
         devices = asked.tensor_parallel_size
     if memory is None or weights_at_most(model) < MUCH * memory * share:

@@ -16,10 +16,13 @@ from checkpoints import bundled_model_path
 from jaxserve import EngineConfig, LLMEngine, PoolingParams, SamplingParams
 from jaxserve.config.deterministic import check_device
 from jaxserve.errors import ValidationError
+from jaxserve.execution.programs import Program, ProgramQuery
 from jaxserve.loading.engine_build import load_engine
 from pallas_kernels import native
 from pallas_kernels.linear import api as linear_api
 from pallas_kernels.native.paths import Path
+from pallas_kernels.paged_attention import native as native_attention
+from pallas_kernels.paged_attention.xla import decode as xla_attention
 
 MODEL = str(bundled_model_path())
 SCHEDULES = 300  # of a case; a share of the slow tests has one at least
@@ -58,12 +61,11 @@ def test_devices_without_such_kernels_are_refused(platform: str) -> None:
 
 
 def test_an_engine_refuses_before_it_loads() -> None:
-    for dtype in ("float16", "float32"):
-        with pytest.raises(ValidationError, match=rf"dtype=.{dtype}.*with deterministic"):
-            load_engine(EngineConfig(model=MODEL, deterministic=True, dtype=dtype))
+    with pytest.raises(ValidationError, match=r"dtype=.float16.*with deterministic"):
+        load_engine(EngineConfig(model=MODEL, deterministic=True, dtype="float16"))
 
 
-@pytest.fixture(scope="module", params=["bfloat16"])
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
 def dtype(request: pytest.FixtureRequest) -> str:
     if not native.availability().available:
         pytest.skip(f"native kernels: {native.availability().reason}")
@@ -107,6 +109,37 @@ def test_products_by_the_rows_of_a_step_are_found(
     monkeypatch.setattr(linear_api, "Path", SimpleNamespace(ONE_ORDER=Path.BY_ROWS))
     with deterministic_engine(MODEL, dtype) as engine:
         assert wrong(engine, known, 20, seed=0)
+
+
+@pytest.mark.slow
+def test_attention_by_the_slots_of_a_program_is_found(
+    known: Known, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same schedules see attention whose order of summation follows the slots of a program."""
+    decode = native_attention.decode
+
+    def by_slots(q: Any, *operands: Any) -> Any:
+        return (decode if len(q) <= 4 else xla_attention.decode)(q, *operands)
+
+    monkeypatch.setattr(native_attention, "decode", by_slots)
+    with deterministic_engine(MODEL, dtype) as engine:
+        assert wrong(engine, known, 20, seed=0)
+
+
+@pytest.mark.slow
+def test_any_program_that_holds_a_step_gives_the_same_bits(
+    known: Known, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps run on programs by chance, where an engine takes the cheapest that it has by then."""
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "compile_ahead": 100}
+    with deterministic_engine(MODEL, dtype, **settings) as engine:
+        table, rng = engine.client.engine.runner.programs, random.Random(2)
+
+        def chosen(wanted: ProgramQuery) -> Program:
+            return rng.choice([p for p in table.programs if wanted.fits(p.layout.shape)])
+
+        monkeypatch.setattr(table, "select", chosen)
+        assert len(table.programs) > 10 and not wrong(engine, known, 40, seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +28,7 @@ from tests.jaxserve.loading.test_engine_plan import CASE, asked_for, built, deci
 from tests.jaxserve.test_step_contract import finish, request
 from tests.tiny_models import VOCAB_SIZE
 
+ROOT = Path(__file__).parents[2]
 PAGES = 17  # of 8 tokens: a request takes 12 at most
 GIB = 0.01  # room for all that is computed here
 Make = Callable[..., Engine]
@@ -204,6 +208,56 @@ def test_a_restart_finds_pages_in_files_and_a_stall_delays_only_who_needs_them(
     while patient.has_work:
         tokens += patient.step().tokens
     assert tokens == expected[0][0] and patient.stats().pages.num_found == 0
+
+
+SHARING = """
+import sys
+from pathlib import Path
+from jaxserve.memory.host_tier import MoveCosts
+from tests.jaxserve.loading.test_engine_plan import asked_for, built, decided_for
+from tests.jaxserve.test_tiers import GIB, PAGES, served, tiers
+MoveCosts.pays = lambda self, count: True
+how = {"kv_offloading_size": GIB, "kv_offloading_path": sys.argv[2], "num_pages": PAGES}
+engine = built(decided_for(asked_for(Path(sys.argv[1]), **how)))
+print("ready", flush=True)
+sys.stdin.readline()
+said = [served(engine) for _ in range(2)]
+engine.scheduler.check_integrity()
+print(said, flush=True)
+print(tiers(engine).num_read, flush=True)
+engine.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_folder(
+    make: Make, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Both write and read at once, and what they have left a third finds."""
+    expected, folder = served(make()), model_folder(CASE, num_hidden_layers=2)
+    command = [sys.executable, "-c", SHARING, str(folder), str(tmp_path / "pages")]
+
+    def begun() -> subprocess.Popen[str]:
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        child = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        return child
+
+    def answered(children: list[subprocess.Popen[str]]) -> list[int]:
+        """The pages that each has read of files; all are told to go on before one is waited for."""
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+        found = []
+        for child in children:
+            said, count = child.communicate()[0].splitlines()
+            assert json.loads(said) == [expected, expected] and child.returncode == 0
+            found.append(int(count))
+        return found
+
+    answered([begun(), begun()])
+    assert answered([begun()])[0] > 0
 
 
 def arrive(engine: Engine, one: Request) -> None:
