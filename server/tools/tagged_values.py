@@ -41,6 +41,8 @@ class Parameters:
             the value.
         call_end: behind the last value.
         is_padded: a line break before a value and one behind it are none of it.
+        untyped_is_json: a value of which no schema tells the type is JSON, where it can be read
+            so; else it is a text.
     """
 
     begin: str
@@ -48,6 +50,7 @@ class Parameters:
     end: str
     call_end: str
     is_padded: bool = False
+    untyped_is_json: bool = False
 
 
 def read_parameters(
@@ -93,7 +96,7 @@ def read_parameters(
                 if found is not None:
                     add(f"{separator}{_quoted(found['name'])}: ")
                     separator = ", "
-                    types = _types(found, schema)
+                    types = _types(found, schema, parameters.untyped_is_json)
                     end = yield from _read_value(reader, add, parameters, types)
                     is_between = end is not None
                     tag = None if end == parameters.end else end
@@ -102,13 +105,12 @@ def read_parameters(
     return None
 
 
-def _types(key: re.Match[str], schema: Mapping[str, Any]) -> frozenset[str]:
-    """Types that a value may have; empty: any."""
-    told = key.groupdict()
+def _types(key: re.Match[str], schema: Mapping[str, Any], untyped_is_json: bool) -> frozenset[str]:
+    """Types that a value may have; empty: any. A schema's go before what the model says of it."""
+    types, told = types_of(schema, key["name"]), key.groupdict()
     if told.get("is_text") == "true":
-        return TEXT
-    types = types_of(schema, key["name"])
-    return types if types or "is_text" in told else TEXT
+        return TEXT if not types or types & TEXT else types
+    return types if types or untyped_is_json or "is_text" in told else TEXT
 
 
 def _read_value(
