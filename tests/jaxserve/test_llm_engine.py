@@ -120,6 +120,7 @@ def test_names_that_scripts_read(llm: LLM, engine: LLMEngine, model_folder) -> N
     assert cache.num_gpu_blocks * cache.block_size >= 64
     assert config.scheduler_config.max_num_seqs == 4
     assert config.parallel_config.data_parallel_size == config.parallel_config.world_size == 1
+    assert llm.get_world_size() == engine.get_world_size(include_dp=False) == 1
     with pytest.raises(AttributeError, match=r"CacheNames has no 'swap_space'.*block_size"):
         _ = cache.swap_space
     assert not hasattr(config, "compilation_config")
