@@ -43,6 +43,8 @@ class Parameters:
         is_padded: a line break before a value and one behind it are none of it.
         untyped_is_json: a value of which no schema tells the type is JSON, where it can be read
             so; else it is a text.
+        wrappers: keys that models write around all arguments, as one object, where the tool has no
+            such key itself.
     """
 
     begin: str
@@ -51,6 +53,7 @@ class Parameters:
     call_end: str
     is_padded: bool = False
     untyped_is_json: bool = False
+    wrappers: tuple[str, ...] = ()
 
 
 def read_parameters(
@@ -94,10 +97,19 @@ def read_parameters(
             if tag == parameters.key.end:
                 tag = None
                 if found is not None:
-                    add(f"{separator}{_quoted(found['name'])}: ")
-                    separator = ", "
+                    value: list[str] = []
+                    name, known = found["name"], schema.get("properties")
+                    known = known if isinstance(known, dict) else {}
+                    is_wrapper = name in parameters.wrappers and name not in known
                     types = _types(found, schema, parameters.untyped_is_json)
-                    end = yield from _read_value(reader, add, parameters, types)
+                    if not is_wrapper:
+                        add(f"{separator}{_quoted(name)}: ")
+                    end = yield from _read_value(
+                        reader, value.append if is_wrapper else add, parameters, types
+                    )
+                    if is_wrapper:
+                        add(_unwrapped("".join(value), name, known, separator))
+                    separator = ", "
                     is_between = end is not None
                     tag = None if end == parameters.end else end
     if is_between and not reader.is_cut:
@@ -134,6 +146,19 @@ def _read_value(
         tag = yield from reader.until(ends, text.append)
         add(json_of("".join(text), types) if tag is not None else "")
     return tag and tag.lstrip("\n")
+
+
+def _unwrapped(value: str, name: str, known: Mapping[str, Any], separator: str) -> str:
+    """The arguments in a value around them; where it has others, the value by its name."""
+    try:
+        inner = json.loads(value)
+        inner = json.loads(inner) if isinstance(inner, str) else inner
+        if isinstance(inner, dict) and inner and inner.keys() <= known.keys():
+            told = json.dumps(inner, ensure_ascii=False, allow_nan=False)
+            return f"{separator}{told[1:-1]}"
+    except (ValueError, RecursionError):
+        pass  # it is no JSON, or was cut off
+    return f"{separator}{_quoted(name)}: {value}"
 
 
 _quoted = partial(json.dumps, ensure_ascii=False)

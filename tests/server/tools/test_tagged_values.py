@@ -137,6 +137,30 @@ def test_a_schema_goes_before_what_the_model_says_of_a_value() -> None:
         assert json.loads(told) == expected
 
 
+@pytest.mark.parametrize("is_text", ["true", "false"])
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        ('{"text": "a", "number": 1}', {"text": "a", "number": 1}),
+        ('{"other": 1}', None),
+        ("{}", None),
+        ("[1", None),
+        ('{"number": NaN}', None),
+    ],
+)
+def test_an_object_around_all_arguments_is_none_of_them(
+    inner: str, expected: dict[str, Any] | None, is_text: str
+) -> None:
+    tag = f'<｜DSML｜parameter name="arguments" string="{is_text}">{inner}</｜DSML｜parameter>'
+    text = f'<｜DSML｜invoke name="f">{tag}</｜DSML｜invoke>'
+    if expected is None:
+        is_json = is_text == "false" and inner in ("{}", '{"other": 1}')
+        expected = {"arguments": json.loads(inner) if is_json else inner}
+    for way in ([text], [*text]):
+        ((_, told),) = read(tool_parser("deepseek_v32", TOOLS), *way).calls
+        assert json.loads(told) == expected
+
+
 def test_texts_come_as_they_are_written_and_other_values_whole() -> None:
     reader = tool_parser("qwen3_coder", TOOLS)
     told = [reader.feed(text) for text in ("<function=f><parameter=text>", "xy", 'z"b', "</")]
