@@ -23,6 +23,7 @@ from jaxserve.boundary.messages import Action
 from jaxserve.client.input_processor import Params, Prompt
 from jaxserve.client.sleep import ABORT, KEEP, MODES, WAIT, Sleep, check_mode, check_tags
 from jaxserve.client.tokenization_kwargs import Tokenization
+from jaxserve.client.vllm_config import ModelNames, VllmNames
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.profiler_config import (
     FOLDER,
@@ -32,6 +33,8 @@ from jaxserve.config.profiler_config import (
 )
 from jaxserve.config.settings import Integer
 from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.loading.hub import locate
+from jaxserve.observability.engine_gauges import load_line
 from jaxserve.observability.profiler_trace import new_trace, traces
 from jaxserve.outputs import PoolingRequestOutput, RequestOutput
 from jaxserve.params.lora_request import LoRARequest, refuse_adapter
@@ -348,6 +351,16 @@ class AsyncLLMEngine:
         """The same."""
         return self.tokenizer
 
+    @property
+    def vllm_config(self) -> VllmNames:
+        """What the engine was made with, under vLLM's names."""
+        return VllmNames.of(self.engine.config, str(locate(self.engine.asked).model))
+
+    @property
+    def model_config(self) -> ModelNames:
+        """`vllm_config.model_config`."""
+        return self.vllm_config.model_config
+
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
@@ -377,15 +390,8 @@ class AsyncLLMEngine:
         return len(self.engine.live_requests)
 
     async def do_log_stats(self) -> None:
-        """A line of the log: queues, pages and the tokens so far."""
-        stats = self.engine.client.stats()
-        logger.info(
-            "running: %d, waiting: %d, pages in use: %.1f%%, steps: %d",
-            stats.num_running,
-            stats.num_waiting,
-            100 * stats.page_usage,
-            stats.num_steps,
-        )
+        """A line of the log: queues, pages and the steps so far."""
+        logger.info(load_line(self.engine.client.stats()))
 
     def shutdown(self, timeout: float | None = None) -> asyncio.Task[None]:
         """Begin to end the engine and every request; the task that comes back has ended them.

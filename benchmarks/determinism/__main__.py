@@ -27,7 +27,7 @@ from benchmarks.determinism.requests import Asked, Told, difference
 from benchmarks.determinism.schedules import SETTINGS, drawn, run
 from benchmarks.determinism.serving import CHATS, asked_and_alone, deterministic_engine
 from checkpoints import bundled_model_path
-from jaxserve import LLMEngine
+from jaxserve import LLM
 from jaxserve.config.deterministic import DTYPES
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
 
@@ -56,7 +56,7 @@ def against(reference: Path | None, dtype: str, answers: Sequence[Told]) -> int:
 
 
 def compared(
-    one: LLMEngine, requests: list[Asked], wanted: list[Told], rng: random.Random, count: int
+    one: LLM, requests: list[Asked], wanted: list[Told], rng: random.Random, count: int
 ) -> tuple[Counter[str], list[str]]:
     """Run `count` schedules; counts, and what differs."""
     counts, wrong = Counter[str](), []

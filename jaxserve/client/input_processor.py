@@ -446,7 +446,7 @@ class InputProcessor:
             raise ValidationError(
                 "prompt",
                 f"{num_tokens} tokens",
-                f"{too_long(self._max_model_len)}, and at least one must be left for the output",
+                too_long(self._max_model_len, num_tokens),
             )
 
     def _check_tokens(self, tokens: Any) -> list[int]:
@@ -497,9 +497,18 @@ def check_cache_salt(salt: object) -> None:
         raise ValidationError("cache_salt", salt, f"1 to {MAX_SALT_CHARACTERS} characters")
 
 
-def too_long(max_model_len: int) -> str:
-    """What is said of prompts beyond the context: clients know it by these phrases."""
-    return f"the prompt is too long: this model's maximum context length is {max_model_len} tokens"
+def too_long(max_model_len: int, num_tokens: int) -> str:
+    """What is said of prompts beyond the context, in the phrases that clients know it by.
+
+    Args:
+        max_model_len: longest prompt plus output, in tokens.
+        num_tokens: of the prompt, at least.
+    """
+    return (
+        f"the prompt is too long. This model's maximum context length is {max_model_len} tokens, "
+        f"of which the output needs at least 1, and your prompt contains at least {num_tokens} "
+        "input tokens. Please reduce the length of the input prompt."
+    )
 
 
 def check_text_fits(text: str, tokenizer: Tokenizer, max_model_len: int, field: str) -> None:
@@ -518,7 +527,7 @@ def check_text_fits(text: str, tokenizer: Tokenizer, max_model_len: int, field: 
             raise ValidationError(
                 field,
                 f"a text of {len(text)} characters, more than {head} tokens",
-                too_long(max_model_len),
+                too_long(max_model_len, head),
             )
         size *= 4
 

@@ -13,7 +13,7 @@ from benchmarks.determinism.requests import Asked, Told, difference
 from benchmarks.determinism.schedules import SETTINGS, Arrival, drawn, run
 from benchmarks.determinism.serving import asked_and_alone, deterministic_engine
 from checkpoints import bundled_model_path
-from jaxserve import EngineConfig, LLMEngine, PoolingParams, SamplingParams
+from jaxserve import LLM, EngineConfig, PoolingParams, SamplingParams
 from jaxserve.config.deterministic import check_device
 from jaxserve.errors import ValidationError
 from jaxserve.execution.programs import Program, ProgramQuery
@@ -79,7 +79,7 @@ def known(dtype: str) -> Known:
         return Known(*asked_and_alone(engine, random.Random(1), REQUESTS, 2000))
 
 
-def wrong(engine: LLMEngine, known: Known, count: int, seed: int) -> list[str]:
+def wrong(engine: LLM, known: Known, count: int, seed: int) -> list[str]:
     """What differs in so many schedules."""
     rng, found = random.Random(seed), []
     for _ in range(count):
@@ -143,13 +143,13 @@ def test_any_program_that_holds_a_step_gives_the_same_bits(
 
 
 @pytest.fixture(scope="module")
-def engine(dtype: str) -> Iterator[LLMEngine]:
+def engine(dtype: str) -> Iterator[LLM]:
     with deterministic_engine(MODEL, dtype, num_pages=160) as made:
         yield made
 
 
 @pytest.mark.slow
-def test_a_chat_is_answered_warm_as_cold(engine: LLMEngine) -> None:
+def test_a_chat_is_answered_warm_as_cold(engine: LLM) -> None:
     """Turns find the pages that rows of decode steps have filled, and that chunks have."""
     rng, prompt = random.Random(3), [5, 6, 7] * 20
     params = SamplingParams(temperature=0.9, seed=4, max_tokens=40, logprobs=3, ignore_eos=True)
@@ -166,7 +166,7 @@ def test_a_chat_is_answered_warm_as_cold(engine: LLMEngine) -> None:
 
 
 @pytest.mark.slow
-def test_a_request_without_a_seed_gets_one_by_its_prompt(engine: LLMEngine) -> None:
+def test_a_request_without_a_seed_gets_one_by_its_prompt(engine: LLM) -> None:
     params = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True, n=2)
     first, other, again = (
         engine.generate([prompt], params, use_tqdm=False)[0].outputs
@@ -178,9 +178,9 @@ def test_a_request_without_a_seed_gets_one_by_its_prompt(engine: LLMEngine) -> N
 
 
 @pytest.mark.slow
-def test_means_are_those_of_an_engine_that_is_not(engine: LLMEngine, dtype: str) -> None:
+def test_means_are_those_of_an_engine_that_is_not(engine: LLM, dtype: str) -> None:
     prompts = [[*range(5, 5 + length)] for length in (1, 90, 700)]
-    with LLMEngine(MODEL, dtype=dtype, enable_embeddings=True) as usual:
+    with LLM(MODEL, dtype=dtype, enable_embeddings=True) as usual:
         for pooling in ("mean", "last", "cls"):
             params = PoolingParams(pooling=pooling)
             vectors = [

@@ -137,7 +137,7 @@ CASES = [
         "glm45",
         "Hm.\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value> 1\n</arg_value>\n</tool_call>"
         "<tool_call>g</tool_call>",
-        Read("Hm.", "", [("f", '{"a": " 1\\n"}'), ("g", G)]),
+        Read("Hm.", "", [("f", '{"a": 1}'), ("g", G)]),
     ),
     (
         "glm47",

@@ -25,6 +25,18 @@ from server.tools.schema_values import json_of, types_of
         ("[5]", "string integer", "[5]"),
         ('"x"', "string null", '"x"'),
         ('{"a": [1, null]}', "object", {"a": [1, None]}),
+        # what is no JSON, and models write nevertheless
+        ("007", "integer", 7),
+        ("007", "string integer", 7),
+        ("007", "string", "007"),
+        (".5", "number", 0.5),
+        ("+3", "number null", 3.0),
+        ("{'a': [1, None, True]}", "object", {"a": [1, None, True]}),
+        ("['x']", "array null", ["x"]),
+        ("{'a'}", "object", "{'a'}"),
+        ("__import__('os')", "object", "__import__('os')"),
+        ("(" * 1000, "array", "(" * 1000),
+        ("{'a': 1e999}", "object", "{'a': 1e999}"),
         # what is none of the types
         ("many", "integer", "many"),
         ("[1", "array", "[1"),
@@ -48,6 +60,7 @@ def test_a_value_of_types(text: str, types: str, expected: Any) -> None:
     [
         ({"type": "integer"}, {"integer"}),
         ({"type": ["string", "null"]}, {"string", "null"}),
+        ({"type": ["str", "float", "dict"]}, {"string", "number", "object"}),
         ({"enum": ["a", 1, None]}, {"string", "integer", "number", "null"}),
         ({"oneOf": [{"type": "array"}, {"allOf": [{"type": "object"}]}]}, {"array", "object"}),
         ({"$ref": "#/$defs/A"}, {"boolean"}),
