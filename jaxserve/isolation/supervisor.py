@@ -22,7 +22,7 @@ from jaxserve.errors import EngineDeadError, JaxServeError
 from jaxserve.liveness.pulse import BEAT_S, Pulse
 from jaxserve.liveness.silence import Silence
 from jaxserve.processes.engine_process import EngineProcess
-from jaxserve.processes.launch import EarlyProcess
+from jaxserve.processes.launch import ANYWHERE, EarlyProcess, Place
 from jaxserve.processes.spare import Spare
 from jaxserve.processes.wire import Ready, Start, StartRefusal
 
@@ -67,6 +67,7 @@ class Supervisor:
         has_work: called in the watchdog's thread; whether the engine owes an answer.
         notify: called in the supervisor's thread when there is an event, and when it has ended.
         early: the first process, where it has been started already.
+        place: the part of the machine that each process gets.
 
     Attributes:
         events: what has happened and was not taken yet; one thread takes them.
@@ -87,6 +88,7 @@ class Supervisor:
         has_work: Callable[[], bool],
         notify: Callable[[], None],
         early: EarlyProcess | None = None,
+        place: Place = ANYWHERE,
     ):
         self.events: deque[Body | EngineStart | EngineDeath] = deque()
         self.loaded, self.serving, self.ended = (threading.Event() for _ in range(3))
@@ -98,9 +100,10 @@ class Supervisor:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jaxserve-supervisor", daemon=True)
         self._early = early
+        self._make = partial(EngineProcess, isolation.module, place=place)
         self._current: EngineProcess | None = None
         self._is_busy = False  # by what the engine has said last
-        self._spare = Spare(partial(EngineProcess, isolation.module))
+        self._spare = Spare(self._make)
         self._load: _Load | None = None  # counted by the watchdog while an engine loads
         self._load_seconds: float | None = None  # of the first engine
         self._counting = threading.Lock()
@@ -182,7 +185,7 @@ class Supervisor:
         start = Start(self._asked, level, self._isolation.log_format)
         early, self._early = self._early, None
         try:
-            process = self._spare.take() or EngineProcess(self._isolation.module, early)
+            process = self._spare.take() or self._make(early)
         except EngineDeadError as error:
             if not self.loaded.is_set():
                 raise
@@ -227,7 +230,7 @@ class Supervisor:
             self._load_seconds = load.seconds
         if not self.loaded.is_set():
             self._on_ready(body)
-            self._asked = _again(self._asked, body)
+            self._asked = again(self._asked, body)
             self.loaded.set()
         else:
             logger.warning("the engine serves again")
@@ -314,10 +317,11 @@ class Supervisor:
             self._current.kill()
 
 
-def _again(asked: EngineConfig, ready: Ready) -> EngineConfig:
+def again(asked: EngineConfig, ready: Ready) -> EngineConfig:
     """What the next process is told: the files that are here, and what requests were promised.
 
-    It begins as soon as it can, where the rest is compiled in the background.
+    It takes what memory is free, since other engines have theirs. It begins as soon as it can,
+    where the rest is compiled in the background.
     """
     resolved, programs = ready.config, ready.config.programs
     return replace(
@@ -327,6 +331,7 @@ def _again(asked: EngineConfig, ready: Ready) -> EngineConfig:
         revision=None,
         tokenizer_revision=None,
         hf_token=None,
+        data_parallel_size=1,
         max_model_len=resolved.scheduler.max_model_len,
         compile_ahead=LEAST_AHEAD if programs.compile_in_background else programs.compile_ahead,
     )
