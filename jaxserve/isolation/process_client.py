@@ -30,6 +30,7 @@ from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, Valida
 from jaxserve.isolation.replay import resumed
 from jaxserve.isolation.supervisor import EngineDeath, EngineStart, Supervisor
 from jaxserve.isolation.suspects import MOST_DEATHS, Suspects
+from jaxserve.observability.numbered_log import Log
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import ERROR, RequestOutput
 from jaxserve.processes.engine_process import EngineProcess
@@ -54,7 +55,7 @@ class ProcessClient(EngineClient):
             died or is there again, and when it has ended.
         isolation: how it is watched.
         early: the first process, where it has been started already.
-        place: the part of the machine that its process gets.
+        place, log: see `Supervisor`.
         number: of its engine, where a server has several.
         shared: what it has in common with clients of others that are loaded; None: there is none.
         on_loaded: called once, in a thread of the client's, when the first engine is loaded.
@@ -74,6 +75,7 @@ class ProcessClient(EngineClient):
         number: int = 0,
         shared: Shared | None = None,
         on_loaded: Callable[[Ready], None] | None = None,
+        log: Log = logger,
     ):
         super().__init__(asked.model_names[0], asked.metrics_prefix, clock, number, shared)
         asked = replace(
@@ -93,8 +95,9 @@ class ProcessClient(EngineClient):
             notify=notify,
             early=early,
             place=place,
+            log=log,
         )
-        self._on_loaded = on_loaded
+        self._on_loaded, self._log = on_loaded, log
         self._early_tokenizer: Tokenizer | None = None
         self._process: EngineProcess | None = None
         self._begun: set[str] = set()  # numbers of the groups that may have been in a step
@@ -103,8 +106,8 @@ class ProcessClient(EngineClient):
         self._settling = False  # the one on trial is being taken out of the engine
         self._earlier: EngineStats | None = None  # what engines that have died had counted
         self._outputs: list[RequestOutput] = []
-        server = {"server": os.getpid} if number == 0 else {}  # told once
-        self.metrics.watch_processes({**server, "engine": lambda: self.pid})
+        told_once = {"server": os.getpid} if number == 0 else {}
+        self.metrics.watch_processes({**told_once, "engine": lambda: self.pid})
         self._error: BaseException | None = None
 
     def start(self) -> None:
@@ -319,7 +322,7 @@ class ProcessClient(EngineClient):
         for request_id in ended:
             text = "while this request was in its steps, for the second time"
             self._fail(request_id, EngineDeadError(f"the engine's process {how} {text}"))
-        logger.warning(
+        self._log.warning(
             "the engine's process %s: %d requests were in its last steps, of which %d end with an "
             "error and the others go on; %d waited",
             how,
@@ -383,9 +386,7 @@ class ProcessClient(EngineClient):
     def _bind_ready(self, ready: Ready) -> None:
         """Called in the supervisor's thread when the first engine is ready, before any request."""
         config, tokenizer = ready.config, self._early_tokenizer
-        if self._shared is not None:
-            tokenizer = self._shared.tokenizer
-        elif config.asked.skip_tokenizer_init:
+        if self._shared is not None or config.asked.skip_tokenizer_init:
             tokenizer = None
         elif tokenizer is None or Path(tokenizer.path) != Path(ready.tokenizer_folder):
             tokenizer = Tokenizer(ready.tokenizer_folder, self.asked.chat_template)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.messages import Action, AddGroup, EngineStats
@@ -29,6 +30,7 @@ from jaxserve.isolation.process_client import ProcessClient
 from jaxserve.isolation.routing import Routing
 from jaxserve.isolation.supervisor import again
 from jaxserve.memory.page_keys import page_keys, root_key
+from jaxserve.observability.numbered_log import NumberedLog
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.observability.trace_recorder import TraceRecorder
 from jaxserve.observability.united_metrics import UnitedMetrics
@@ -58,8 +60,7 @@ class ReplicaClient:
         metrics: of the requests and all engines.
 
     Raises:
-        ValidationError: the machine has too few devices, or engines cannot share what was asked
-            for.
+        ValidationError: the machine has too few devices.
     """
 
     def __init__(
@@ -73,12 +74,7 @@ class ReplicaClient:
         self.asked = asked
         self._places = places(asked)
         self._make = partial(ProcessClient, clock=clock, notify=notify, isolation=isolation)
-        first = self._make(
-            settings_of_engine(asked, 0),
-            early=early,
-            place=self._places[0],
-            on_loaded=self._load_others,
-        )
+        first = self._client(asked, 0, early=early, on_loaded=self._load_others)
         # those that have been started: the first one, then all
         self._engines: tuple[ProcessClient, ...] = (first,)
         self._is_closing = False
@@ -348,6 +344,12 @@ class ReplicaClient:
 
     # -- within ----------------------------------------------------------------------------------
 
+    def _client(self, asked: EngineConfig, number: int, **more: Any) -> ProcessClient:
+        """The client of one engine."""
+        place, log = self._places[number], NumberedLog(logger, number)
+        own = settings_of_engine(asked, number)
+        return self._make(own, place=place, number=number, log=log, **more)
+
     def _load_others(self, ready: Ready) -> None:
         """Called in a thread of the first engine's, before it serves."""
         shared, others = self._first.shared, len(self._places) - 1
@@ -356,12 +358,7 @@ class ReplicaClient:
             served_model_name=self.asked.model_names,
             data_parallel_size=others,  # that share the memory that is free now
         )
-        engines = [
-            self._make(
-                settings_of_engine(asked, one), place=self._places[one], number=one, shared=shared
-            )
-            for one in range(1, others + 1)
-        ]
+        engines = [self._client(asked, one, shared=shared) for one in range(1, others + 1)]
         cache = ready.config.cache
         self._routing = Routing(others + 1, cache.page_size, cache.num_pages)
         self._engines = (self._first, *engines)
