@@ -94,7 +94,7 @@ def test_all_completions_of_a_call_are_admitted_or_none_and_each_has_an_engine()
 def test_a_request_ends_where_it_is() -> None:
     with serving(config=TWO) as one:
         for index in range(4):
-            one.add(f"r{index}", [index], 400)
+            one.add(f"r{index}", [index], 100)
         one.until(lambda: len(one.tokens) == 4)
         assert one.client.num_generated("r2") > 0
         output = one.client.abort("r2")
@@ -102,8 +102,8 @@ def test_a_request_ends_where_it_is() -> None:
         one.client.drop("r1")
         assert one.client.abort("r1") is None and one.client.num_generated("r1") == 0
         one.finish()
-        assert one.tokens["r0.0"] == expected("r0", [0], 400)
-        assert one.tokens["r3.0"] == expected("r3", [3], 400)
+        assert one.tokens["r0.0"] == expected("r0", [0], 100)
+        assert one.tokens["r3.0"] == expected("r3", [3], 100)
 
 
 def test_prompts_with_a_prefix_go_where_it_is_and_salts_stay() -> None:
