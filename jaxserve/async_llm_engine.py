@@ -25,6 +25,7 @@ from jaxserve.client.sleep import ABORT, KEEP, MODES, WAIT, Sleep, check_mode, c
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.client.vllm_config import ModelNames, VllmNames
 from jaxserve.config.engine_args import EngineArgs
+from jaxserve.config.engine_config import Isolation
 from jaxserve.config.profiler_config import (
     FOLDER,
     ProfilerConfig,
@@ -90,7 +91,9 @@ class AsyncLLMEngine:
         if stat_loggers is not None:
             raise ValidationError("stat_loggers", stat_loggers, "None")
         folder = ProfilerConfig.of(engine_args.profiler_config).torch_profiler_dir
-        engine = AsyncEngine(replace(engine_args, profiler_config=None).create_engine_config())
+        config = replace(engine_args, profiler_config=None).create_engine_config()
+        isolation = Isolation() if config.data_parallel_size > 1 else None  # a process each
+        engine = AsyncEngine(config, isolation=isolation)
         while not engine.is_ready:
             if engine.is_dead:
                 raise engine.error or EngineDeadError("the engine was shut down while it loaded")

@@ -58,6 +58,12 @@ class OpenedEngine:
     ):
         self.profile_folder = ProfilerConfig.of(profiler_config).torch_profiler_dir
         asked = EngineConfig.from_settings(model=str(model), **own_settings(settings))
+        if asked.data_parallel_size > 1:
+            allowed = (
+                "1: an LLM has one engine, which its caller's thread steps. Several are those of "
+                "`jaxserve serve`, or of AsyncEngine(config, isolation=Isolation())"
+            )
+            raise ValidationError("data_parallel_size", asked.data_parallel_size, allowed)
         loaded = load_engine(asked, shown=use_tqdm_on_load is not False)
         self.plan, self.footprint, self.seconds = loaded.decided, loaded.footprint, loaded.seconds
         self.client = LocalClient(loaded)

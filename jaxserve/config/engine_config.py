@@ -36,6 +36,7 @@ KV_CACHE_DTYPES = ("auto", "int8", "fp8_e4m3", "fp8")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority", "length")
 WITHOUT_PRIORITIES = ("fcfs", "length")
+MOST_ENGINES = 256
 
 # settings that are paths, or may be
 PATHS = (
@@ -271,6 +272,12 @@ class EngineConfig:
         1,
         Integer(1),
         "Devices that the model is sharded over.",
+    )
+    data_parallel_size: int = model_setting(
+        1,
+        Integer(1, MOST_ENGINES),
+        "Engines of the model behind one server, each in a process of its own with its own share "
+        "of the cores and of free memory, or with its own GPUs (docs/isolation.md).",
     )
     block_size: int | None = cache_setting(
         None,

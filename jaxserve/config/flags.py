@@ -26,6 +26,7 @@ CLASSES = ("MODULE:CLASS", "MODULE:NAME")
 # vLLM's
 SHORT = {
     "tensor_parallel_size": "-tp",
+    "data_parallel_size": "-dp",
     "quantization": "-q",
     "scheduling_policy": "--scheduler-cls",
     "kv_offloading_size": "--swap-space",

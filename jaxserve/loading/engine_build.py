@@ -18,6 +18,7 @@ from jaxserve.compilation import compilation_cache
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.engine.loop import Engine
+from jaxserve.errors import ValidationError
 from jaxserve.execution.features import ALL_NAMES
 from jaxserve.execution.features.own_features import asked_features
 from jaxserve.execution.host_memory import check_limits, trim
@@ -100,6 +101,7 @@ def load_engine(
         asked_features(config, ALL_NAMES)
         files = _found(config, report)
         mesh = make_mesh(config.tensor_parallel_size)
+        _require_own_devices(config, mesh)
         decided, runner, tokenizer = decide(
             config, files, mesh, report, with_tokenizer=with_tokenizer
         )
@@ -119,6 +121,14 @@ def load_engine(
     trim()
     footprint, seconds = _footprint(decided, mesh, runner), time.monotonic() - start
     return LoadedEngine(engine, decided, tokenizer, footprint, seconds, runner.cache.page_bytes(1))
+
+
+def _require_own_devices(config: EngineConfig, mesh: Mesh) -> None:
+    """Raises ValidationError where engines beside each other would all take the same devices."""
+    platform, engines = mesh.devices.flat[0].platform, config.data_parallel_size
+    if engines > 1 and platform not in ("cpu", "gpu"):
+        allowed = f"1 on devices of the kind {platform}, which one process takes all of"
+        raise ValidationError("data_parallel_size", engines, allowed)
 
 
 def build(

@@ -16,7 +16,7 @@ from jaxserve.config.deterministic import check_device
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
-from jaxserve.execution.host_memory import available_bytes
+from jaxserve.execution.host_memory import share_of_host
 from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
@@ -269,7 +269,7 @@ def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> Non
         return  # what the weights of these take only their headers say
     memory, share, devices = device_limit(mesh.devices.flat[0]), asked.gpu_memory_utilization, 1
     if memory is None:  # devices of a CPU share the host's
-        memory, share = available_bytes(reserve=asked.memory_reserve), 1.0
+        memory, share = share_of_host(asked), 1.0
         if memory is not None:
             memory += asked.mapped_weight_bytes
     else:

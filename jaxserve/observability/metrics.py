@@ -29,11 +29,12 @@ class Metrics:
     Args:
         model_name: value of the label `model_name`.
         prefix: what the names begin with, before a colon.
+        engine: value of the label `engine`.
     """
 
-    def __init__(self, model_name: str, prefix: str = "jaxserve"):
+    def __init__(self, model_name: str, prefix: str = "jaxserve", engine: str = "0"):
         self.registry = CollectorRegistry()
-        self._names = names = MetricNames(model_name, prefix)
+        self._names = names = MetricNames(model_name, prefix, engine)
 
         def counters(name: str, text: str, label: str) -> Counter:
             labels = [*LABELS, label]

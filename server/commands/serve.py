@@ -10,6 +10,7 @@ from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.flags import integer, number
 from jaxserve.config.settings import Integer
 from jaxserve.errors import ValidationError
+from jaxserve.isolation.places import places
 from jaxserve.liveness.silence import AUTO, HUNG_FACTOR, HUNG_S
 from jaxserve.processes.launch import EarlyProcess
 from server.commands.config_file import SHIPPED
@@ -177,7 +178,9 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port <= 65535:
         raise ValidationError("--port", args.port, "0 to 65535")
     # most of a start are imports, which both processes do at once
-    early = EarlyProcess(isolation.module) if args.isolate_engine else None
+    early = None
+    if args.isolate_engine:
+        early = EarlyProcess(isolation.module, places(config)[0])
     try:
         from server.server_process import serve
 

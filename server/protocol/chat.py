@@ -11,7 +11,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.tokenization.message_text import content_text
 from jaxserve.tokenization.tokenizer import check_template_variables
 from server.protocol.prompts import MAX_PROMPTS
-from server.protocol.requests import GenerationRequest, ModelRequest, StrictModel
+from server.protocol.requests import GenerationRequest, ModelRequest, SessionName, StrictModel
 from server.protocol.response_format import FormatFields
 from server.protocol.tool_messages import rendered_calls
 from server.protocol.tools import AskedTools, asked_tools
@@ -103,6 +103,11 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
         None
     )
     return_prompt_text: bool | None = None
+    prompt_cache_key: SessionName | None = None
+
+    @property
+    def session(self) -> str:
+        return self.session_id or self.prompt_cache_key or ""
 
     def check(self) -> None:
         super().check()

@@ -304,7 +304,7 @@ def test_windows_that_give_pages_back_have_no_tier(model_folder: Callable[..., P
 def test_a_host_with_less_memory_refuses_by_its_size(
     model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_plan, "available_bytes", lambda reserve: 3 << 30)
+    monkeypatch.setattr(tier_plan, "share_of_host", lambda asked: 3 << 30)
     decided_for(asked_for(model_folder(CASE), kv_offloading_size=1.0))
     with pytest.raises(ValidationError, match=r"kv_offloading_size=2.5 .* at most 2.00 GiB"):
         decided_for(asked_for(model_folder(CASE), kv_offloading_size=2.5))
