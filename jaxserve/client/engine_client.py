@@ -91,6 +91,7 @@ class EngineClient(ABC):
         model: ModelFacts,
         tokenizer: Tokenizer | None,
         page_bytes: int,
+        folder: str = "",
     ) -> None:
         """Called once the engine is loaded.
 
@@ -99,11 +100,12 @@ class EngineClient(ABC):
             model: facts of the model that it serves.
             tokenizer: None when `skip_tokenizer_init` is set.
             page_bytes: of one KV page over all layers and devices.
+            folder: of the model's files.
         """
         self.config = config
         self._model_config = model
         self._tokenizer = tokenizer
-        self._inputs = InputProcessor(config, model, tokenizer)
+        self._inputs = InputProcessor(config, model, tokenizer, folder)
         self.page_bytes = page_bytes
         self.metrics.set_engine(config, page_bytes)
         self._processor = OutputProcessor(
@@ -401,7 +403,8 @@ class LocalClient(EngineClient):
         self.engine = loaded.engine
         self.lives = RequestLives()
         self.engine.on_dispatch = self.lives.planned
-        self._bind(config, loaded.decided.model, loaded.tokenizer, loaded.page_bytes)
+        decided, page_bytes = loaded.decided, loaded.page_bytes
+        self._bind(config, decided.model, loaded.tokenizer, page_bytes, decided.model_path)
 
     @property
     def has_work(self) -> bool:
