@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jaxserve.client.input_processor import Params, PreparedRequest
+from jaxserve.client.pictures import picture_data
 from jaxserve.errors import PausedError, ValidationError
 from jaxserve.grammars.grammar_checks import RETRY_S
 from jaxserve.outputs import (
@@ -180,8 +181,15 @@ class Answer(ABC, Generic[Body]):
         counted = 0 if self._entry is None else 1
         self.service.engine.check_room(self._queueing.client, prompts - counted)
 
-    async def add_prompt(self, token_ids: list[int], params: Params) -> None:
+    async def add_prompt(
+        self, token_ids: list[int], params: Params, pictures: Sequence[str] = ()
+    ) -> None:
         """Check the next prompt.
+
+        Args:
+            token_ids: one for each picture among them.
+            params: of the request.
+            pictures: their addresses.
 
         Raises:
             ValidationError: names the field of the body that cannot be served.
@@ -189,7 +197,7 @@ class Answer(ABC, Generic[Body]):
         name = engine_id(self._id, len(self.requests))
         salt = self.service.cache_salt(self._client, self.body.cache_salt)
         extras = self.body.prompt_extras() | {"cache_salt": salt}
-        prompt = {"prompt_token_ids": token_ids, **extras}
+        prompt = {"prompt_token_ids": token_ids, **extras, **picture_data(pictures)}
         prepared = await self.service.engine.prepare(prompt, params, name, self._queueing)
         self.requests.append(prepared)
         if len(self.requests) % PROMPTS_AT_A_TIME == 0:

@@ -114,6 +114,7 @@ class EngineClient(ABC):
         model: ModelFacts,
         tokenizer: Tokenizer | None,
         page_bytes: int,
+        folder: str = "",
     ) -> None:
         """Called once the engine is loaded.
 
@@ -122,13 +123,14 @@ class EngineClient(ABC):
             model: facts of the model that it serves.
             tokenizer: None when `skip_tokenizer_init` is set; what clients share has another one.
             page_bytes: of one KV page over all layers and devices.
+            folder: of the model's files.
         """
         self.config = config
         self._model_config = model
         if self._shared is None:
             engines = config.asked.data_parallel_size
             self._shared = Shared(
-                InputProcessor(config, model, tokenizer),
+                InputProcessor(config, model, tokenizer, folder),
                 Ledger(config, self._clock.now, engines),
                 tokenizer,
             )
@@ -447,7 +449,8 @@ class LocalClient(EngineClient):
         self.engine = loaded.engine
         self.lives = RequestLives()
         self.engine.on_dispatch = self.lives.planned
-        self._bind(config, loaded.decided.model, loaded.tokenizer, loaded.page_bytes)
+        decided, page_bytes = loaded.decided, loaded.page_bytes
+        self._bind(config, decided.model, loaded.tokenizer, page_bytes, decided.model_path)
 
     @property
     def has_work(self) -> bool:

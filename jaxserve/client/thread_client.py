@@ -127,7 +127,8 @@ class ThreadClient(EngineClient):
         try:
             loaded = load_engine(self.asked)
             engine, decided = loaded.engine, loaded.decided
-            self._bind(decided.config, decided.model, loaded.tokenizer, loaded.page_bytes)
+            told = decided.model, loaded.tokenizer, loaded.page_bytes, decided.model_path
+            self._bind(decided.config, *told)
             engine.pace = Pace(engine.runner, self._expect, self._pulse)
             self._ready.set()
             threading.Thread(target=self._watch, name="jaxserve-watchdog", daemon=True).start()

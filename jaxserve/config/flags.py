@@ -136,7 +136,7 @@ def add_flag(
             how["type"] = number if item.optional else float
         case Texts():
             how["action"] = "append"
-        case _ if metavar in CLASSES:
+        case _ if metavar in (*CLASSES, "DOMAIN"):
             how["nargs"] = "+"
         case _ if metavar == "JSON":
             how["type"] = json_object

@@ -100,6 +100,7 @@ class Runner:
         model: the model, its parameters `jax.ShapeDtypeStruct`s with their shardings.
         mesh: devices that hold it.
         cache: the KV cache, whose pages `set_pool` settles, and the kernels of this device kind.
+        beside: bytes of each device that others have, such as an encoder.
 
     Attributes:
         cache: the KV cache, without pages before `set_pool`.
@@ -119,7 +120,10 @@ class Runner:
         model: Model,
         mesh: Mesh,
         cache: KVCache,
+        *,
+        beside: int = 0,
     ):
+        self._beside = beside
         scheduler, self._settings = config.scheduler, config.programs
         self._itemsize = jnp.dtype(config.model.dtype).itemsize
         self._model_config = model_config
@@ -298,7 +302,7 @@ class Runner:
         # the first two programs are the largest: every slot, every region token, every feature
         layouts = [self.layouts(shape) for shape in self._shapes[:2]]
         return Demand(
-            weights=max(0, self.weight_bytes - self._mapped),
+            weights=max(0, self.weight_bytes - self._mapped) + self._beside,
             tables=self.state_shape().table_bytes + self._buffers.device_bytes,
             transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts)
             + moved * self.cache.page_bytes(self._mesh.shape["model"]),
@@ -335,7 +339,8 @@ class Runner:
         """
         self.programs.compile_ahead(2, lambda shape: None)
         return max(
-            p.device_bytes + 4 * (p.layout.size + p.result.size) for p in self.programs.programs
+            p.device_bytes + 4 * (p.layout.size + p.result.size) + self._beside
+            for p in self.programs.programs
         )
 
     def warm_up(self, progress: Any = lambda shape: None) -> None:

@@ -390,7 +390,7 @@ class ProcessClient(EngineClient):
             tokenizer = None
         elif tokenizer is None or Path(tokenizer.path) != Path(ready.tokenizer_folder):
             tokenizer = Tokenizer(ready.tokenizer_folder, self.asked.chat_template)
-        self._bind(config, ready.model, tokenizer, ready.page_bytes)
+        self._bind(config, ready.model, tokenizer, ready.page_bytes, ready.model_folder)
         if self._on_loaded is not None:
             self._on_loaded(ready)
 

@@ -176,6 +176,11 @@ def build(
     if keep_steps:
         runner.keep_steps(cache_folder, decided.of_steps)
     _compile(runner, config, cache_folder, report)
+    encoder = None
+    if decided.has_encoder:
+        with report.phase("loading the encoder"):
+            encoder = decided.encoder(mesh, loaded=True)
+            encoder.warm_up()
     grammars = None
     if not asked.skip_tokenizer_init:
         grammars = GrammarCompiler(
@@ -186,7 +191,15 @@ def build(
         footprint = _footprint(decided, mesh, runner)
         cost = ModelCost(decided.model, *footprint, devices=mesh.size)
     overlap = asked.overlap
-    engine = Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
+    engine = Engine(
+        scheduler,
+        runner,
+        overlap=overlap,
+        grammars=grammars,
+        cost=cost,
+        busy=busy,
+        encoder=encoder,
+    )
     if own is not None:
         _settle(own, engine, report, preload=asked.kv_offloading_preload)
     return engine

@@ -128,7 +128,8 @@ def opened_model(
     with open_checkpoint(path) as checkpoint:
         config = with_stored_head(config, checkpoint)
         check_tensors(checkpoint, config)
-        if passed := _passed_over(checkpoint, config):
+        passed = _passed_over(checkpoint, config)
+        if passed and family_of(config).encoding is None:
             logger.info("images are not read: %d tensors of %s are passed over", *passed)
         if plan is None:
             plan = plan_weights(config, form, dtype, checkpoint)

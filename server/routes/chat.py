@@ -61,14 +61,16 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             params.skip_special_tokens = False  # calls and thoughts may be marked by them
         # With `echo`, an answer that continues the last message starts with that message.
         continues = body.echo and body.messages[-1].role == ROLE
-        self._echo = str(body.render_messages()[-1]["content"]) if continues else ""
+        self._echo = str(body.render_messages([])[-1]["content"]) if continues else ""
         # Chat templates write the special tokens themselves, so none are added by default.
         special = bool(body.add_special_tokens)
+        pictures: list[str] = []
         prompt = await service.encode_chat(
             body,
             add_special_tokens=special,
             tools=self._tools.tools,
             cut=service.cut(body, body.requested_max_tokens),
+            pictures=pictures,
         )
         self._prompt_text: str | None = None
         if body.return_prompt_text:
@@ -81,7 +83,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             thoughts = service.parsers.thoughts(self._prompt_end)
             self._thinks = thoughts is not None
             params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
-        await self.add_prompt(prompt, await self.with_tags(params, prompt))
+        await self.add_prompt(prompt, await self.with_tags(params, prompt), pictures)
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         said: dict[str, Any] = {"content": piece.new.text}
