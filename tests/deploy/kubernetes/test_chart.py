@@ -264,6 +264,7 @@ REFUSED = [
     ({"replica": 2}, "additional properties 'replica' not allowed"),
     ({"model": 7}, "'/model': got number, want string"),
     ({"image": {"tag": 1.2}}, "'/image/tag': got number, want string"),
+    ({"service": {"port": "80"}}, "'/service/port': got string, want integer"),
     ({"port": 80}, "'/port': minimum: got 80, want 1,024"),
     ({"config": ["--max-num-seqs"]}, "'/config': got array, want object"),
     ({"config": {"max_num_seqs": 4}}, "'max_num_seqs' does not match pattern"),
