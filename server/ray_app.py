@@ -7,6 +7,7 @@ knows. Needs the extra `ray`.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import dataclasses
 import io
@@ -23,6 +24,7 @@ from server.commands.serve import asked_for
 if TYPE_CHECKING:
     from ray.serve import Application
     from starlette.applications import Starlette
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from jaxserve.async_engine import AsyncEngine
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 OF_RAY = ("config", "host", "port", "uds", "shutdown_timeout", "record_trace", "num_workers")
 # as many as the server takes connections: its own limits on what waits are met first
 MAX_ONGOING = 4096
+HOLD_S = 0.05  # between two looks at an engine that is replaced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +179,7 @@ def make_application(words: list[str]) -> Starlette:
     args = build_parser("serve").parse_args(words)
     config, told, isolation = asked_for(args)
     engine = AsyncEngine(config, isolation=isolation if args.isolate_engine else None)
-    return create_app(
+    app = create_app(
         engine,
         allowed_origins=args.allowed_origins,
         allowed_hosts=allowed_hosts(args) if args.allowed_hosts else (),
@@ -184,6 +187,25 @@ def make_application(words: list[str]) -> Starlette:
         has_page=args.page,
         **told,
     )
+    app.add_middleware(HoldMiddleware, engine=engine)
+    return app
+
+
+class HoldMiddleware:
+    """Holds requests while an engine that has died is replaced, for Ray goes on sending them.
+
+    Args:
+        app: what answers them.
+        engine: that of the application.
+    """
+
+    def __init__(self, app: ASGIApp, engine: AsyncEngine) -> None:
+        self._app, self._engine = app, engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        while self._engine.is_restarting and scope["type"] == "http":
+            await asyncio.sleep(HOLD_S)
+        await self._app(scope, receive, send)
 
 
 async def serving(engine: AsyncEngine) -> None:

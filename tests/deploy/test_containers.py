@@ -78,6 +78,15 @@ def test_what_is_copied_is_there_and_sent_to_the_build(file: Path) -> None:
             assert any(Path(source).is_relative_to(line[1:]) for line in ignored if line[0] == "!")
 
 
+def test_the_cpu_image_has_what_its_native_kernels_are_compiled_with() -> None:
+    from pallas_kernels.native.build import COMPILERS
+
+    _, final = stages(DOCKER / "cpu.Dockerfile")
+    assert ("ARG", "NATIVE=1") in final and "NATIVE" not in str(compose())
+    (install,) = re.findall(r"apt-get install -y --no-install-recommends (\S+)", str(final))
+    assert install in COMPILERS
+
+
 def test_the_extras_exist() -> None:
     import tomllib
 

@@ -51,6 +51,9 @@ def ask(url: str, number: int, answers: dict[int, Any]) -> None:
             return
         text, ended = "", False
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+            if answer.status_code != 200:
+                answers[number] = answer.status_code
+                return
             for line in answer.iter_lines():
                 if line == "data: [DONE]":
                     ended = True
@@ -86,7 +89,8 @@ def wait_for(count: int, name: str) -> None:
 
 
 def main(port: int) -> None:
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu"}
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}  # nothing in the home
+    os.environ |= quiet | {"JAX_PLATFORMS": "cpu"}
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     small = {"max_num_seqs": 8, "max_model_len": 256, "max_num_batched_tokens": 64}

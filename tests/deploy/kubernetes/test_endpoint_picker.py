@@ -1,4 +1,4 @@
-"""The endpoint picker of the Gateway API reads our metrics, and they mean what it takes them for."""
+"""The endpoint picker of the Gateway API reads our metrics, which mean what it takes them for."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
     python -m tests.deploy.kubernetes.schemas.reduce KUBERNETES CRD... > schemas.json
 
-KUBERNETES is a folder of the package kubernetes-validate, such as kubernetes-json-schema/v1.37-local-strict. CRD is
-NAME@VERSION=FILE, a CustomResourceDefinition as its project publishes it. Descriptions are left out, unknown fields are
-refused as a cluster's API does in strict mode, and a pod template inside a CRD is Kubernetes' own.
+KUBERNETES is a folder of the package kubernetes-validate, such as
+kubernetes-json-schema/v1.37.0-local-strict. CRD is NAME@VERSION=FILE, a CustomResourceDefinition as
+its project publishes it. Descriptions are left out, unknown fields are refused as a cluster's API
+does in strict mode, and a pod template inside a CRD is Kubernetes' own.
 """
 
 from __future__ import annotations
