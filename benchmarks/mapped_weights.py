@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model_shapes import write_config
+from benchmarks.store_load import write_models
 from jaxserve import LLM, SamplingParams
 from jaxserve.errors import ValidationError
 from jaxserve.models.known_shapes import SHAPES
@@ -102,14 +102,6 @@ def in_new_process(*words: Any) -> dict[str, Any]:
     return found
 
 
-def make_store(shape: str, folder: Path, quantization: str | None) -> Path:
-    """A store of dummy weights."""
-    config = write_config(shape, folder / "config")
-    with LLM(str(config), load_format="dummy", quantization=quantization, **SIZES) as llm:
-        llm.save(folder / "store")
-    return folder / "store"
-
-
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -117,7 +109,7 @@ def main(words: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="llama-125m")
     add("--quantization", choices=["int8", "int4"])
-    add("--folder", type=Path, help="for the store, which stays there; none: one that is removed")
+    add("--folder", type=Path, help="an empty one for the model, which stays; none: it is removed")
     add("--data-limit", type=float, default=0.0, help="GiB of the limited process; 0: none runs")
     add("--tokens", type=int, default=16, help="of each of two answers")
     add("--serve", nargs=4, help=argparse.SUPPRESS)
@@ -128,9 +120,9 @@ def main(words: list[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
-        store = folder / "store"
+        store = folder / "orbax"
         if not store.is_dir():
-            store = make_store(options.shape, folder, options.quantization)
+            write_models(options.shape, "bfloat16", options.quantization, folder)
         ways = {"in memory": (0, 0), "mapped": (1000, 0)}
         if options.data_limit:
             limited = f"of {options.data_limit:g} GiB"

@@ -91,8 +91,8 @@ def convert(
                 dtype=dtype,
                 form=decided.form,
                 plan=decided.plan,
-            ) as (opened, make):
-                save(opened, out, make=make)
+            ) as (shapes, make):
+                save(shapes, out, make=make)
             return out
         loaded = load_weights(decided, mesh, report)
     if to == "orbax":

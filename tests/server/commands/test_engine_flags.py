@@ -49,6 +49,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "load_format": "dummy",
         "max_model_len": 512,
         "attention_window": 77,
+        "cpu_offload_gb": 3.5,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 64,
         "prefill_chunk": 48,
