@@ -541,7 +541,8 @@ def check_token_ids(tokens: Sequence[Any], vocab_size: int, field: str) -> None:
                 raise ValidationError(field, token, "integers only")
     for edge in (min(tokens, default=0), max(tokens, default=0)):
         if not 0 <= edge < vocab_size:
-            raise ValidationError(field, edge, f"token ids from 0 to {vocab_size - 1}")
+            allowed = f"token ids from 0 to {vocab_size - 1}: it is out of vocabulary"
+            raise ValidationError(field, edge, allowed)
 
 
 def _is_int64(number: int) -> bool:
