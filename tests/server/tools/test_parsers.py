@@ -83,6 +83,12 @@ CASES = [
         ),
     ),
     ("pythonic", "<|python_start|>[f()]<|python_end|>", Read("", "", [("f", G)])),
+    (
+        "pythonic",
+        "[f(a=true, b=[null, {'c': false}], d='true')]",
+        Read("", "", [("f", '{"a": true, "b": [null, {"c": false}], "d": "true"}')]),
+    ),
+    ("pythonic", "[f(a=none)]", Read("[f(a=none)]", "", [])),
     ("pythonic", "[1, 2] are numbers", Read("[1, 2] are numbers", "", [])),
     ("pythonic", "[]", Read("[]", "", [])),
     # nothing is evaluated
