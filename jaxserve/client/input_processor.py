@@ -505,9 +505,9 @@ def too_long(max_model_len: int, num_tokens: int) -> str:
         num_tokens: of the prompt, at least.
     """
     return (
-        f"the prompt is too long. This model's maximum context length is {max_model_len} tokens, "
-        f"of which the output needs at least 1, and your prompt contains at least {num_tokens} "
-        "input tokens. Please reduce the length of the input prompt."
+        f"the prompt is too long. This model's maximum context length is {max_model_len} tokens. "
+        f"However, your prompt contains at least {num_tokens} input tokens, and the output needs "
+        "at least 1. Please reduce the length of the input prompt."
     )
 
 
