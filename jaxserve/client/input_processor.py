@@ -550,9 +550,9 @@ def too_long(max_model_len: int, num_tokens: int) -> str:
         num_tokens: of the prompt, at least.
     """
     return (
-        f"the prompt is too long. This model's maximum context length is {max_model_len} tokens, "
-        f"of which the output needs at least 1, and your prompt contains at least {num_tokens} "
-        "input tokens. Please reduce the length of the input prompt."
+        f"the prompt is too long. This model's maximum context length is {max_model_len} tokens. "
+        f"However, your prompt contains at least {num_tokens} input tokens, and the output needs "
+        "at least 1. Please reduce the length of the input prompt."
     )
 
 
@@ -586,7 +586,8 @@ def check_token_ids(tokens: Sequence[Any], vocab_size: int, field: str) -> None:
                 raise ValidationError(field, token, "integers only")
     for edge in (min(tokens, default=0), max(tokens, default=0)):
         if not 0 <= edge < vocab_size:
-            raise ValidationError(field, edge, f"token ids from 0 to {vocab_size - 1}")
+            allowed = f"token ids from 0 to {vocab_size - 1}: it is out of vocabulary"
+            raise ValidationError(field, edge, allowed)
 
 
 def _is_int64(number: int) -> bool:

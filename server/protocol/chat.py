@@ -19,6 +19,7 @@ from server.protocol.tools import AskedTools, asked_tools
 MAX_PARTS = 2048  # of content, in all messages
 MAX_VARIABLES = 64
 MAX_TEMPLATE = 65_536  # characters
+PROMPT_IDS = "prompt_token_ids"  # the key of `kv_transfer_params` that is served
 
 
 class Message(StrictModel):
@@ -106,16 +107,24 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
         None
     )
     return_prompt_text: bool | None = None
+<<<<<<< HEAD
     prompt_cache_key: SessionName | None = None
 
     @property
     def session(self) -> str:
         return self.session_id or self.prompt_cache_key or ""
+=======
+    kv_transfer_params: dict[str, Any] | None = None
+>>>>>>> issue28
 
     def check(self) -> None:
         super().check()
         self.check_template()
         self.asked_tools()
+        for name, value in (self.kv_transfer_params or {}).items():
+            if name != PROMPT_IDS and value is not None and value is not False:
+                allowed = f"null beside {PROMPT_IDS}: pages stay in their engine"
+                raise ValidationError(f"kv_transfer_params.{name}", value, allowed)
         if self.top_logprobs and not self.logprobs:
             raise ValidationError("top_logprobs", self.top_logprobs, "only with logprobs=true")
 
@@ -125,6 +134,15 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
             return variables
         # templates ask for either; what the request says of them itself wins
         return {"reasoning_effort": effort, "enable_thinking": effort != "none"} | variables
+
+    @property
+    def given_prompt_ids(self) -> Any:
+        """The prompt, where another engine has made it of the messages; None: this one does."""
+        return (self.kv_transfer_params or {}).get(PROMPT_IDS)
+
+    def forget_prompt(self) -> None:
+        super().forget_prompt()
+        self.kv_transfer_params = None
 
     def shown_of_prompt(self, vocab_size: int) -> dict[str, int]:
         shown = super().shown_of_prompt(vocab_size)
@@ -177,6 +195,8 @@ class BatchChatRequest(ChatCompletionRequest):
                 raise ValidationError(name, value, "null in a batch")
         if self.choices_per_prompt != 1:
             raise ValidationError("n", self.n, "1 in a batch")
+        if (given := self.given_prompt_ids) is not None:
+            raise ValidationError(f"kv_transfer_params.{PROMPT_IDS}", given, "null in a batch")
 
     def conversations(self) -> Iterator[ChatCompletionRequest]:
         """A chat completion of each, made when it is asked for."""
