@@ -107,15 +107,12 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
         None
     )
     return_prompt_text: bool | None = None
-<<<<<<< HEAD
     prompt_cache_key: SessionName | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def session(self) -> str:
         return self.session_id or self.prompt_cache_key or ""
-=======
-    kv_transfer_params: dict[str, Any] | None = None
->>>>>>> issue28
 
     def check(self) -> None:
         super().check()

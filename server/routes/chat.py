@@ -49,7 +49,8 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         given = self.body.given_prompt_ids
         return "messages" if given is None else f"kv_transfer_params.{PROMPT_IDS}"
 
-    async def _prompt(self) -> list[int]:
+    async def _prompt(self, pictures: list[str]) -> list[int]:
+        """Token ids; `pictures` takes the addresses of those in the messages."""
         body, service = self.body, self.service
         cut, given = service.cut(body, body.requested_max_tokens), body.given_prompt_ids
         if given is not None:
@@ -61,7 +62,11 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         # Chat templates write the special tokens themselves, so none are added by default.
         special = bool(body.add_special_tokens)
         return await service.encode_chat(
-            body, add_special_tokens=special, tools=self._tools.tools, cut=cut
+            body,
+            add_special_tokens=special,
+            tools=self._tools.tools,
+            cut=cut,
+            pictures=pictures,
         )
 
     async def prepare(self) -> None:
@@ -84,22 +89,9 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             params.skip_special_tokens = False  # calls and thoughts may be marked by them
         # With `echo`, an answer that continues the last message starts with that message.
         continues = body.echo and body.messages[-1].role == ROLE
-<<<<<<< HEAD
         self._echo = str(body.render_messages([])[-1]["content"]) if continues else ""
-        # Chat templates write the special tokens themselves, so none are added by default.
-        special = bool(body.add_special_tokens)
         pictures: list[str] = []
-        prompt = await service.encode_chat(
-            body,
-            add_special_tokens=special,
-            tools=self._tools.tools,
-            cut=service.cut(body, body.requested_max_tokens),
-            pictures=pictures,
-        )
-=======
-        self._echo = str(body.render_messages()[-1]["content"]) if continues else ""
-        prompt = await self._prompt()
->>>>>>> issue28
+        prompt = await self._prompt(pictures)
         self._prompt_text: str | None = None
         if body.return_prompt_text:
             self._prompt_text = await service.decode(prompt, skip_special_tokens=False)

@@ -131,7 +131,7 @@ def test_attention_by_the_slots_of_a_program_is_found(
         assert wrong(engine, known, 20, seed=0)
 
 
-def run_any_program(engine: LLMEngine, patch: pytest.MonkeyPatch) -> None:
+def run_any_program(engine: LLM, patch: pytest.MonkeyPatch) -> None:
     """Have steps run on programs by chance, where an engine takes the cheapest that it has by then.
 
     So what a program that is compiled late would change is found at once.
