@@ -39,6 +39,7 @@ def kill(one: Serving, number: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_requests_are_spread_and_one_engines_death_is_not_felt_by_the_others() -> None:
     with serving(config=TWO) as one:
         for index in range(6):
@@ -153,6 +154,7 @@ def test_a_view_shows_all_engines_and_one_that_has_died_is_left_out() -> None:
                 assert one.client._routing.num_found(home, keys) == 0
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_silent_gets_no_more_while_another_steps(monkeypatch) -> None:
     monkeypatch.setattr("jaxserve.liveness.silence.SILENT_S", 0.1)
     with serving(config=TWO) as one:
