@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_model_len": 256,
     "block_size": 8,
-    "num_pages": 129,
+    "num_pages": 65,
     "max_num_batched_tokens": 64,
     "compile_ahead": 2,
     "compile_in_background": False,

@@ -17,6 +17,7 @@ from jaxserve.boundary.messages import Action
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
 from jaxserve.isolation.replicas import ReplicaClient
+from jaxserve.memory.page_keys import page_keys, root_key
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.request.queueing import Queueing
@@ -38,6 +39,7 @@ def kill(one: Serving, number: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_requests_are_spread_and_one_engines_death_is_not_felt_by_the_others() -> None:
     with serving(config=TWO) as one:
         for index in range(6):
@@ -129,6 +131,10 @@ def test_prompts_with_a_prefix_go_where_it_is_and_salts_stay() -> None:
 
 def test_a_view_shows_all_engines_and_one_that_has_died_is_left_out() -> None:
     with serving(config=TWO) as one:
+        one.add("p", [*range(16)], 2)
+        home, keys = engine_of(one, "p"), page_keys([*range(16)], 8, root_key())
+        one.finish()
+        assert one.client._routing.num_found(home, keys) == 2
         for count in (2, 1):
             one.client.look()
             found: list[Any] = []
@@ -143,8 +149,32 @@ def test_a_view_shows_all_engines_and_one_that_has_died_is_left_out() -> None:
             assert [slot.slot for slot in view.slots] == [1, 1 + SLOTS][:count]
             if count == 2:
                 assert view.cells == b"\2\0\n\0" + b"\2\0" + bytes([2 + 4 * (2 + SLOTS), 0])
-                kill(one, 0)
-                one.until(lambda: not one.client._engines[0].is_ready)
+                kill(one, home)
+                one.until(lambda: not one.client._engines[home].is_ready)
+                assert one.client._routing.num_found(home, keys) == 0
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_silent_gets_no_more_while_another_steps(monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.liveness.silence.SILENT_S", 0.1)
+    with serving(config=TWO) as one:
+        for index in range(2):
+            one.add(f"r{index}", [index, 7], 300 if index else 100)
+        one.until(lambda: len(one.tokens) == 2)
+        stopped = engine_of(one, "r0")
+        os.kill(one.client.pids[stopped], signal.SIGSTOP)
+        deadline = time.monotonic() + 20
+        while one.client._engines[stopped].silence is None:
+            one.client.outputs()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert one.client.silence is None and one.client.is_ready
+        for index in range(3):
+            one.add(f"n{index}", [index, 9], 20)
+            assert engine_of(one, f"n{index}") != stopped
+        os.kill(one.client.pids[stopped], signal.SIGCONT)
+        one.finish()
+        assert one.tokens["r0.0"] == expected("r0", [0, 7], 100)
 
 
 def test_what_all_engines_are_told(monkeypatch) -> None:
