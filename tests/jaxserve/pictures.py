@@ -38,9 +38,13 @@ class Oracle:
         self.model = load(folder, dtype=torch.float32).eval()
         self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         self.token = self.model.config.image_token_id
+        self.places = len(self.rows(picture(9, 9)))
+
+    def rows(self, image: Image.Image) -> np.ndarray:
+        """float32[places, E] that take the places of a picture."""
         with torch.no_grad():
-            (rows,) = self.model.get_image_features(self._pixels([picture(9, 9)])).pooler_output
-        self.places = len(rows)
+            (found,) = self.model.get_image_features(self._pixels([image])).pooler_output
+        return found.numpy()
 
     def _pixels(self, pictures: list[Image.Image]) -> torch.Tensor:
         made = self._processor(images=pictures, return_tensors="np")["pixel_values"]

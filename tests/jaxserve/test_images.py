@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -154,6 +158,43 @@ def test_text_goes_on_while_a_picture_is_encoded(llm: LLM, monkeypatch: Any) -> 
     assert done == ["text", "picture"]
 
 
+def test_a_quantised_language_model_reads_what_a_whole_encoder_made(
+    make_llm: Any, model_folder: Any, oracle: Oracle
+) -> None:
+    llm = make_llm(model_folder("llava"), quantization="int8", enable_prompt_embeds=True)
+    image, tokens = picture(60, 40, 5), [5, 6, IMAGE, 7]
+    (found,) = llm.generate(prompt(tokens, [image]), GREEDY, use_tqdm=False)
+    spans = {
+        "prompt_token_ids": [5, 6, *[0] * PLACES, 7],
+        "prompt_embeds": [(2, oracle.rows(image))],
+    }
+    (wanted,) = llm.generate(spans, GREEDY, use_tqdm=False)
+    assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
+
+
+def test_two_devices(model_folder: Any, oracle: Oracle) -> None:
+    folder = model_folder("llava")
+    code = f"""
+from jaxserve import LLM, SamplingParams
+from tests.jaxserve.test_images import asked, prompt
+llm = LLM(
+    model={str(folder)!r}, tensor_parallel_size=2, skip_tokenizer_init=True, max_model_len=160,
+    max_num_seqs=2, max_num_batched_tokens=32, block_size=8, num_pages=60, compile_ahead=2,
+    compile_in_background=False,
+)
+params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+outputs = llm.generate([prompt(*one) for one in asked(6)], params, use_tqdm=False)
+print([output.outputs[0].token_ids for output in outputs])
+"""
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    wanted = [oracle.greedy(*one, 9)[0] for one in asked(6)]
+    assert json.loads(done.stdout.splitlines()[-1]) == wanted
+
+
 def test_arrays_are_pictures(llm: LLM, oracle: Oracle) -> None:
     image = picture(40, 30)
     for given in (np.array(image), [np.array(image)], image):
@@ -170,7 +211,7 @@ def test_arrays_are_pictures(llm: LLM, oracle: Oracle) -> None:
     [
         ([5], [picture(9, 9)], r"1 images.*: 0"),
         ([IMAGE] * 9, [picture(9, 9)] * 9, r"9 images.*at most 8 \(limit_mm_per_prompt\)"),
-        ([IMAGE] * 8 + [5] * 60, [picture(9, 9)] * 8, "maximum context length"),
+        ([IMAGE] * 8 + [5] * 64, [picture(9, 9)] * 8, "maximum context length"),
         ([IMAGE], np.zeros((3, 9, 9, 3), np.uint8), r"uint8\[3, 9, 9, 3\]"),
         ([IMAGE], np.zeros((9, 9, 3), np.float32), r"float32\[9, 9, 3\]"),
         ([IMAGE], np.zeros((1, 100_000, 3), np.uint8), "100000 x 1 pixels.*factor"),

@@ -80,6 +80,12 @@ def test_files_and_what_text_cannot_do(server: Server, folder: Path) -> None:
     assert IMAGE not in count["tokens"]
 
 
+def test_a_constrained_answer(server: Server) -> None:
+    asked = {"structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": False}
+    answer = chat(server, said("x", data_url(encoded(OTHER))), **asked).json()
+    assert answer["choices"][0]["message"]["content"] in ("yes", "no")
+
+
 def bomb(width: int, height: int) -> bytes:
     def chunk(name: bytes, data: bytes) -> bytes:
         body = name + data
