@@ -209,7 +209,7 @@ def _render(message: Message, index: int, pictures: list[str] | None) -> dict[st
     content: Any = message.content
     if pictures is not None:
         content = _without_pictures(content, f"{where}.content", pictures)
-    if not has_pictures(content):
+    if pictures is None or not has_pictures(content):
         content = content_text(content, f"{where}.content")
     rendered: dict[str, Any] = {"role": message.role, "content": content}
     if extras.get("tool_calls"):
