@@ -1,4 +1,4 @@
-"""A program beside the steps that makes embeddings of arrays, such as pictures.
+"""A program beside the steps that makes embeddings of arrays, such as images.
 
 A thread of its own launches it, one launch after the other, so that a step waits for one launch
 at most. What it gives is kept by a digest of what it was given.

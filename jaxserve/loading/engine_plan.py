@@ -215,7 +215,7 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
     if asked.deterministic:
         check_device(device.platform, dtype)
     _require_room(config, model, mesh)
-    _require_pictures(asked, model, files)
+    _require_image_processor(asked, model, files)
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(
             "dtype=float16: a CPU has no products of it and converts every operand; "
@@ -258,8 +258,8 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
     return EnginePlan(config, model, backends, form, plan, str(files.model), str(files.tokenizer))
 
 
-def _require_pictures(asked: EngineConfig, model: ModelConfig, files: ModelFiles) -> None:
-    """Refuse a model that reads pictures where nothing could prepare them."""
+def _require_image_processor(asked: EngineConfig, model: ModelConfig, files: ModelFiles) -> None:
+    """Refuse a model that reads images where nothing could prepare them."""
     if model.images is None or not asked.limit_mm_per_prompt:
         return
     field, value = "limit_mm_per_prompt", asked.limit_mm_per_prompt

@@ -64,13 +64,13 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         self._echo = str(body.render_messages([])[-1]["content"]) if continues else ""
         # Chat templates write the special tokens themselves, so none are added by default.
         special = bool(body.add_special_tokens)
-        pictures: list[str] = []
+        images: list[str] = []
         prompt = await service.encode_chat(
             body,
             add_special_tokens=special,
             tools=self._tools.tools,
             cut=service.cut(body, body.requested_max_tokens),
-            pictures=pictures,
+            images=images,
         )
         self._prompt_text: str | None = None
         if body.return_prompt_text:
@@ -83,7 +83,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             thoughts = service.parsers.thoughts(self._prompt_end)
             self._thinks = thoughts is not None
             params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
-        await self.add_prompt(prompt, await self.with_tags(params, prompt), pictures)
+        await self.add_prompt(prompt, await self.with_tags(params, prompt), images)
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         said: dict[str, Any] = {"content": piece.new.text}

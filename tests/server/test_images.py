@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tests.image_models import IMAGE, make_image_model
-from tests.jaxserve.pictures import Oracle, data_url, encoded, picture
+from tests.jaxserve.images import Oracle, data_url, encoded, make_image
 from tests.server.server_process import Server, serving
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 
 pytestmark = pytest.mark.slow
 
-ONE, OTHER = picture(50, 40, 1), picture(33, 90, 2)
+ONE, OTHER = make_image(50, 40, 1), make_image(33, 90, 2)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ BAD = {
     "cut off": [data_url(encoded(ONE)[:-40])],
     "animated": [data_url(GIF)],
     "thin": [data_url(bomb(1, 100_000))],
-    "no picture": [data_url(b"hello")],
+    "no image": [data_url(b"hello")],
     "no base64": ["data:image/png;base64,***"],
     "no url": ["one.png"],
     "a host": ["https://example.com/one.png"],

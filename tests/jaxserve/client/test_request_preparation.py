@@ -26,7 +26,7 @@ class Inputs:
     def begin_check(self, params: Any, client: str) -> Future[None] | None:
         return self.tried.get(params)
 
-    def begin_pictures(self, prompt: Any) -> None:
+    def begin_images(self, prompt: Any) -> None:
         return None
 
     def prepare(self, prompt: Any, params: Any, *more: Any) -> Any:

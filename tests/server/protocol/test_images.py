@@ -1,4 +1,4 @@
-"""Pictures in the messages of a body: taken where the model reads them, else refused."""
+"""Images in the messages of a body: taken where the model reads them, else refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import ValidationError
-from jaxserve.tokenization.message_text import PICTURE
+from jaxserve.tokenization.message_text import IMAGE_PART
 from server.protocol.chat import ChatCompletionRequest
 
 PART = {"type": "image_url", "image_url": {"url": "data:,x"}}
@@ -22,18 +22,18 @@ def body(*parts: Any) -> ChatCompletionRequest:
 def test_they_are_taken() -> None:
     found: list[str] = []
     (message,) = body("a", PART, PART).render_messages(found)
-    assert found == ["data:,x"] * 2 and message["content"] == ["a", PICTURE, PICTURE]
+    assert found == ["data:,x"] * 2 and message["content"] == ["a", IMAGE_PART, IMAGE_PART]
     (message,) = body("a", "b").render_messages(found)
     assert message["content"] == "a\nb" and len(found) == 2
 
 
-@pytest.mark.parametrize("part", [PART, PICTURE, {"type": "image", "image": "data:,x"}])
+@pytest.mark.parametrize("part", [PART, IMAGE_PART, {"type": "image", "image": "data:,x"}])
 def test_a_model_of_text_refuses_them(part: Any) -> None:
     with pytest.raises(ValidationError, match="reads text alone"):
         body("a", part).render_messages()
 
 
-@pytest.mark.parametrize("part", [PICTURE, {"type": "image", "image": "data:,x"}])
-def test_pictures_that_only_code_has_are_refused(part: Any) -> None:
+@pytest.mark.parametrize("part", [IMAGE_PART, {"type": "image", "image": "data:,x"}])
+def test_images_that_only_code_has_are_refused(part: Any) -> None:
     with pytest.raises(ValidationError, match=r"messages\[0\].content\[1\].type='image'"):
         body("a", part).render_messages([])
