@@ -38,7 +38,7 @@ _IMAGES = {
     "eoi_token_index": VOCAB_SIZE - 3,
 }
 
-# of LLaVA: pictures of 28 pixels, 4 x 4 patches
+# of LLaVA: images of 28 pixels, 4 x 4 patches
 _CLIP = {
     "model_type": "clip_vision_model",
     "hidden_size": 32,

@@ -1,4 +1,4 @@
-"""What a client knows of a model that reads pictures, and how pictures travel; without jax."""
+"""What a client knows of a model that reads images, and how images travel; without jax."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CHANNELS = 3
 
 
 class ImageFacts(NamedTuple):
-    """How a model reads pictures.
+    """How a model reads images.
 
     Attributes:
-        token_id: stands for one picture among a prompt's token ids.
-        size: height and width in pixels that its image processor gives every picture.
+        token_id: stands for one image among a prompt's token ids.
+        size: height and width in pixels that its image processor gives every image.
         patch_pixels: pixels of the square that one place of a prompt stands for.
-        more_places: places of a picture beside those of its squares.
+        more_places: places of an image beside those of its squares.
     """
 
     token_id: int
@@ -32,33 +32,33 @@ class ImageFacts(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of a picture's pixels."""
+        """Of an image's pixels."""
         return (CHANNELS, *self.size)
 
     @property
     def patches(self) -> int:
-        """Squares of a picture."""
+        """Squares of an image."""
         height, width = self.size
         return height * width // self.patch_pixels
 
     @property
     def places(self) -> int:
-        """Places that a picture takes in a prompt."""
+        """Places that an image takes in a prompt."""
         return self.patches + self.more_places
 
 
 def facts_of(model: ModelFacts) -> ImageFacts:
-    """How a model reads pictures. Raises ValidationError: it reads none."""
+    """How a model reads images. Raises ValidationError: it reads none."""
     if model.images is None:
         raise ValidationError(FIELD, "...", "nothing: this model reads text alone")
     return model.images
 
 
 def checked_pixels(given: Any, model: ModelFacts) -> np.ndarray:
-    """A picture behind the model's image processor, as little-endian float32[3, H, W].
+    """An image behind the model's image processor, as little-endian float32[3, H, W].
 
     Raises:
-        ValidationError: another model's picture, or numbers that are not finite.
+        ValidationError: another model's image, or numbers that are not finite.
     """
     wanted = facts_of(model).shape
     if not isinstance(given, np.ndarray) or given.dtype.kind != "f" or given.shape != wanted:
@@ -72,5 +72,5 @@ def checked_pixels(given: Any, model: ModelFacts) -> np.ndarray:
 
 
 def image_places(pixels: np.ndarray, model: ModelFacts) -> int:
-    """Places that a checked picture takes in a prompt."""
+    """Places that a checked image takes in a prompt."""
     return facts_of(model).places

@@ -20,7 +20,7 @@ class ModelFacts(Protocol):
         eos_token_ids: tokens that end a text.
         labels: of a model that classifies; () of one that generates.
         matryoshka: the sizes to which its vectors may be cut; (): any; None: they may not.
-        images: how it reads pictures; None: it reads text alone.
+        images: how it reads images; None: it reads text alone.
     """
 
     @property

@@ -17,9 +17,9 @@ from jaxserve.boundary.image_facts import facts_of
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
 from jaxserve.boundary.prompt_spans import NO_ID, PARTS, PromptSpan, span_of, take_places
+from jaxserve.client.images import KEY as MULTI_MODAL
+from jaxserve.client.images import ImageReader, check_count, placed
 from jaxserve.client.media import MediaReader
-from jaxserve.client.pictures import KEY as MULTI_MODAL
-from jaxserve.client.pictures import PictureReader, check_count, placed
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
@@ -116,7 +116,7 @@ class InputProcessor:
             weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
         asked = config.asked
         media = MediaReader(asked.allowed_media_domains, asked.allowed_local_media_path)
-        self._pictures = PictureReader(folder, model, media, asked.limit_mm_per_prompt)
+        self._images = ImageReader(folder, model, media, asked.limit_mm_per_prompt)
 
     @staticmethod
     def is_quick(prompt: Prompt, params: Params) -> bool:
@@ -152,14 +152,14 @@ class InputProcessor:
             return None
         return self._try(asked, client)
 
-    def begin_pictures(self, prompt: Prompt) -> Future[dict[str, Any]] | None:
-        """Start to read the pictures of a prompt, in threads that nothing else waits for.
+    def begin_images(self, prompt: Prompt) -> Future[dict[str, Any]] | None:
+        """Start to read the images of a prompt, in threads that nothing else waits for.
 
         The future gives the prompt for `prepare`, or raises ValidationError. None: it has none.
         """
         if not isinstance(prompt, Mapping) or prompt.get(MULTI_MODAL) is None:
             return None
-        return self._pictures.begin(prompt)
+        return self._images.begin(prompt)
 
     def warm_up(self) -> None:
         """Begin to start the process that the first constraint needs."""
@@ -175,7 +175,7 @@ class InputProcessor:
         """End the process that tries grammars; no constraint can be prepared any more."""
         if self._checks is not None:
             self._checks.close()
-        self._pictures.close()
+        self._images.close()
 
     def prepare(
         self,
@@ -447,28 +447,28 @@ class InputProcessor:
             return prompt, tokens, _NO_LIST
         return None, self._check_tokens(prompt), _NO_LIST
 
-    def _with_pictures(self, prompt: Mapping[str, Any]) -> Tokenised:
-        """A prompt in which pictures take the places of their tokens."""
+    def _with_images(self, prompt: Mapping[str, Any]) -> Tokenised:
+        """A prompt in which images take the places of their tokens."""
         rest = {name: value for name, value in prompt.items() if name != MULTI_MODAL}
-        pictures = self._pictures.asked(prompt)
-        if not pictures:
+        images = self._images.asked(prompt)
+        if not images:
             return self._tokenise_mapping(rest)
         if _parts(rest):
             raise ValidationError(
                 MULTI_MODAL, "...", "nothing beside arrays in the prompt's places"
             )
         facts, (text, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
-        check_count(tokens, facts, len(pictures))
-        # what does not fit is refused before a picture is looked at
-        self._check_length(prompt, len(tokens) + len(pictures) * (facts.places - 1))
-        pixels = [self._pictures.pixels(one) for one in pictures]
+        check_count(tokens, facts, len(images))
+        # what does not fit is refused before an image is looked at
+        self._check_length(prompt, len(tokens) + len(images) * (facts.places - 1))
+        pixels = [self._images.pixels(one) for one in images]
         made, pairs = placed(tokens, facts, pixels)
         _, tokens, spans = self._with_parts({"prompt_token_ids": made}, {"images": pairs})
         return text, tokens, spans
 
     def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> Tokenised:
         if prompt.get(MULTI_MODAL) is not None:
-            return self._with_pictures(prompt)
+            return self._with_images(prompt)
         if parts := _parts(prompt):
             return self._with_parts(prompt, parts)
         for name, value in prompt.items():

@@ -1,4 +1,4 @@
-"""The bytes behind addresses of pictures that requests give: `data:`, `http:`, `https:`, `file:`.
+"""The bytes behind addresses of images that requests give: `data:`, `http:`, `https:`, `file:`.
 
 Only hosts that the operator names are asked, at public addresses alone, so that no request reaches
 what the server alone may reach (CWE-918). Redirects are held to the same rules.
@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, unquote, unquote_to_bytes, urljoin, urlspl
 from jaxserve.errors import ValidationError
 
 FIELD = "image_url"
-MAX_BYTES = 20 << 20  # of a picture as it comes
+MAX_BYTES = 20 << 20  # of an image as it comes
 MAX_SECONDS = 10.0  # that it may take to come
 MAX_REDIRECTS = 3
 BLOCK = 1 << 16
@@ -37,7 +37,7 @@ def is_public(address: str) -> bool:
 
 
 class MediaReader:
-    """Reads pictures from where requests say.
+    """Reads images from where requests say.
 
     Args:
         domains: hosts that may be asked, in small letters.

@@ -1,4 +1,4 @@
-"""A program beside the steps that makes embeddings of arrays, such as pictures.
+"""A program beside the steps that makes embeddings of arrays, such as images.
 
 A thread of its own launches it, one launch after the other, so that a step waits for one launch
 at most. What it gives is kept by a digest of what it was given.
@@ -64,10 +64,10 @@ class Encoder:
         self._rows: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._made: dict[bytes, Future[np.ndarray]] = {}  # of arrays that wait or are under way
         self._waiting: deque[_Item] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._is_closed = False
         self._programs: dict[int, Any] = {}  # by arrays of a launch
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # while there is something to launch
         self.identity = b""
         self.num_launches = self.num_encoded = 0
 
@@ -86,7 +86,7 @@ class Encoder:
         return sorted({*powers, self._most})
 
     def warm_up(self) -> None:
-        """Compile a program for each size of launches, and begin to take arrays."""
+        """Compile a program for each size of launches."""
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for leaf in jax.tree.leaves(self._state):
             flat = leaf.reshape(-1)
@@ -96,8 +96,6 @@ class Encoder:
             shape = (size, *self._shape)
             given = jax.ShapeDtypeStruct(shape, np.float32, sharding=self._everywhere)
             self._programs[size] = jax.jit(self._run).lower(self._state, given).compile()
-        self._thread = threading.Thread(target=self._work, name="jaxserve-encoder", daemon=True)
-        self._thread.start()
 
     def encode(self, given: Sequence[tuple[tuple[int, ...], bytes]]) -> Future[list[np.ndarray]]:
         """Rows float32[P, E] of each array, which comes as its shape and little-endian float32.
@@ -126,11 +124,14 @@ class Encoder:
 
     def close(self) -> None:
         """Take nothing more, and free the parameters; a launch under way is waited for."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+            left, self._waiting = [*self._waiting], deque()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        for item in left:
+            item.made.cancel()
         self._programs, self._state, self._rows = {}, None, OrderedDict()
 
     def _run(self, state: Any, arrays: jax.Array) -> jax.Array:
@@ -141,50 +142,55 @@ class Encoder:
     def _submit(self, shape: tuple[int, ...], data: bytes) -> Future[np.ndarray]:
         digest = hashlib.blake2b(repr(tuple(shape)).encode(), digest_size=DIGEST_BYTES)
         digest.update(data)
-        key = digest.digest()
-        with self._changed:
+        key, array = digest.digest(), np.frombuffer(data, "<f4").reshape(shape)
+        with self._lock:
             if key in self._made:
                 return self._made[key]
             made: Future[np.ndarray] = Future()
+            if self._is_closed:
+                made.cancel()
+                return made
             if key in self._rows:
                 self._rows.move_to_end(key)
                 made.set_result(self._rows[key])
                 return made
             self._made[key] = made
-            array = np.frombuffer(data, "<f4").reshape(shape)
             self._waiting.append(_Item(key, array, made))
-            self._changed.notify()
+            if self._thread is None:
+                # it ends with the work: one that waited would keep the parameters alive
+                self._thread = threading.Thread(
+                    target=self._work, name="jaxserve-encoder", daemon=True
+                )
+                self._thread.start()
             return made
 
+    def _next(self) -> list[_Item]:
+        """The arrays of the next launch; none ends the thread."""
+        with self._lock:
+            count = min(self._most, len(self._waiting))
+            items = [self._waiting.popleft() for _ in range(count)]
+            if not items:
+                self._thread = None
+            return items
+
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting and not self._is_closed:
-                    self._changed.wait()
-                if self._is_closed:
-                    items, self._waiting = [*self._waiting], deque()
-                else:
-                    count = min(self._most, len(self._waiting))
-                    items = [self._waiting.popleft() for _ in range(count)]
-            if self._is_closed:
-                for item in items:
-                    item.made.cancel()
-                return
+        while items := self._next():
+            rows: list[np.ndarray] = []
+            error: Exception | None = None
             try:
                 rows = self._launch([item.array for item in items])
-            except Exception as error:  # the requests that wait for these end with it
-                with self._changed:
-                    for item in items:
-                        del self._made[item.key]
-                for item in items:
-                    item.made.set_exception(error)
-                continue
-            with self._changed:
-                for item, one in zip(items, rows, strict=True):
+            except Exception as caught:  # the requests that wait for these end with it
+                error = caught
+            with self._lock:
+                for place, item in enumerate(items):
                     del self._made[item.key]
-                    self._keep(item.key, one)
-            for item, one in zip(items, rows, strict=True):
-                item.made.set_result(one)
+                    if error is None:
+                        self._keep(item.key, rows[place])
+            for place, item in enumerate(items):
+                if error is None:
+                    item.made.set_result(rows[place])
+                else:
+                    item.made.set_exception(error)
 
     def _launch(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         size = next(one for one in self.sizes if one >= len(arrays))

@@ -227,7 +227,7 @@ def choose(
         check_mapped(asked, device.platform, is_stored=stored)
     if in_memory:
         _require_room(config, model, mesh)
-    _require_pictures(asked, model, files)
+    _require_image_processor(asked, model, files)
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(
             "dtype=float16: a CPU has no products of it and converts every operand; "
@@ -290,8 +290,8 @@ def check_mapped(asked: EngineConfig, platform: str, *, is_stored: bool) -> None
         raise ValidationError(field, value, f"none for a model that is {NO_STORE}")
 
 
-def _require_pictures(asked: EngineConfig, model: ModelConfig, files: ModelFiles) -> None:
-    """Refuse a model that reads pictures where nothing could prepare them."""
+def _require_image_processor(asked: EngineConfig, model: ModelConfig, files: ModelFiles) -> None:
+    """Refuse a model that reads images where nothing could prepare them."""
     if model.images is None or not asked.limit_mm_per_prompt:
         return
     field, value = "limit_mm_per_prompt", asked.limit_mm_per_prompt

@@ -106,7 +106,7 @@ class ModelConfig:
 
     @property
     def images(self) -> ImageFacts | None:
-        """How it reads pictures; None: it reads text alone."""
+        """How it reads images; None: it reads text alone."""
         return None
 
     @property

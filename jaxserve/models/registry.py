@@ -17,7 +17,7 @@ from jaxserve.models.sources import Source, Stack
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What makes embeddings of a picture, which take places of token ids.
+    """What makes embeddings of an image, which take places of token ids.
 
     Attributes:
         module: (config, dtype) -> the module, with zeros in it: pixels [B, 3, H, W] -> [B, places,
@@ -42,7 +42,7 @@ class Family:
         model: (config, dtype, form) -> the module, with zeros in it.
         source: (place of a parameter, config) -> the checkpoint's tensors that it is made of.
         passed_over: how names of tensors begin that are no part of the language model.
-        encoding: of a model that reads pictures, whose tensors are among these.
+        encoding: of a model that reads images, whose tensors are among these.
     """
 
     architecture: str

@@ -32,7 +32,7 @@ class VisionConfig:
 
     Attributes:
         hidden_size, intermediate_size, num_layers, num_heads: of the network.
-        image_size, patch_size: sides in pixels of a picture and of its patches.
+        image_size, patch_size: sides in pixels of an image and of its patches.
         hidden_act: one of `VISION_ACTIVATIONS`.
         layer_norm_eps: of every norm.
     """
@@ -48,7 +48,7 @@ class VisionConfig:
 
     @property
     def num_patches(self) -> int:
-        """Of a picture."""
+        """Of an image."""
         return (self.image_size // self.patch_size) ** 2
 
     @classmethod
@@ -108,7 +108,7 @@ class LayerNorm(nnx.Module):
 
 
 class VisionAttention(nnx.Module):
-    """Attention of every patch to every patch of its picture."""
+    """Attention of every patch to every patch of its image."""
 
     def __init__(self, config: VisionConfig, dtype: Any):
         size = config.hidden_size

@@ -6,8 +6,8 @@ from typing import Any, NotRequired, TypedDict
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text. `multi_modal_data` is `{"image": ...}`, one picture or a list, each a PIL
-    image or an array uint8[H, W, 3], for the places of the model's picture token, in their order.
+    """A prompt as text. `multi_modal_data` is `{"image": ...}`, one image or a list, each a PIL
+    image or an array uint8[H, W, 3], for the places of the model's image token, in their order.
     `cache_salt` keeps what it computes from prompts with another salt."""
 
     prompt: str

@@ -8,7 +8,7 @@ from jaxserve.errors import ValidationError
 
 # of parts of content; the later ones are what agents carry over from answers
 KINDS = ("text", "input_text", "output_text", "refusal")
-PICTURE = {"type": "image"}  # stands for a picture, as templates know it
+IMAGE_PART = {"type": "image"}  # stands for an image, as templates know it
 
 
 def content_text(content: Any, where: str) -> str:
@@ -31,32 +31,34 @@ def content_text(content: Any, where: str) -> str:
 
 
 def content_parts(content: Any, where: str) -> list[dict[str, str]] | None:
-    """The same as OpenAI's list of text parts, with each `PICTURE` as it is; None stays None."""
+    """The same as OpenAI's list of text parts, with each `IMAGE_PART` as it is; None stays None."""
     if content is None:
         return None
     given = content if isinstance(content, list) else [content_text(content, where)]
     return [
-        PICTURE if part == PICTURE else {"type": "text", "text": _part_text(part, f"{where}[{i}]")}
+        IMAGE_PART
+        if part == IMAGE_PART
+        else {"type": "text", "text": _part_text(part, f"{where}[{i}]")}
         for i, part in enumerate(given)
     ]
 
 
-def has_pictures(content: Any) -> bool:
-    """Whether a message's content has a `PICTURE`."""
-    return isinstance(content, list) and PICTURE in content
+def has_images(content: Any) -> bool:
+    """Whether a message's content has an `IMAGE_PART`."""
+    return isinstance(content, list) and IMAGE_PART in content
 
 
-def without_pictures(content: Any, where: str, found: list[Any]) -> Any:
-    """A message's content with `PICTURE` in the place of each picture, which is added to a list.
+def without_images(content: Any, where: str, found: list[Any]) -> Any:
+    """A message's content with `IMAGE_PART` in the place of each image, which is added to a list.
 
     Args:
         content: a string, or a list of parts: of text; OpenAI's `image_url`, whose address is
             added as text; transformers' `image` with what the caller has under that name.
         where: as for `content_text`.
-        found: the pictures, in their order.
+        found: the images, in their order.
 
     Raises:
-        ValidationError: a picture that is not one.
+        ValidationError: an image that is not one.
     """
     if not isinstance(content, list):
         return content
@@ -74,7 +76,7 @@ def without_pictures(content: Any, where: str, found: list[Any]) -> Any:
         elif given is None or isinstance(given, str | dict):
             raise ValidationError(f"{where}[{place}].image", given, "a PIL image or an array")
         found.append(given)
-        made.append(PICTURE)
+        made.append(IMAGE_PART)
     return made
 
 

@@ -17,7 +17,7 @@ from jaxserve.config.settings import OneOf
 from jaxserve.errors import TemplateRefusal, ValidationError
 from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
 from jaxserve.tokenization.gguf_tokenizer import gguf_tokenizer
-from jaxserve.tokenization.message_text import content_parts, content_text, has_pictures
+from jaxserve.tokenization.message_text import content_parts, content_text, has_images
 from jaxserve.tokenization.older_files import converted_tokenizer
 from jaxserve.tokenization.render_limit import RenderTimeoutError, render_limit
 from jaxserve.tokenization.token_bytes import TokenBytes
@@ -44,7 +44,7 @@ MAX_TEMPLATE_ERROR = 200  # characters that are told of what a template says of 
 KEPT_TEMPLATES = 8
 CONTENT_FORMATS = ("auto", "string", "openai")
 LONG_TEXT = 2048  # characters from which other threads may run while a text is tokenised
-_PICTURES = re.compile(r"""['"]image['"]""")  # in a template
+_IMAGES = re.compile(r"""['"]image['"]""")  # in a template
 _ASKS_FOR_TEXT = "is string"
 _INTERNALS = re.compile(r"\b0x[0-9a-fA-F]+\b|(?:/[\w.+-]+){2,}")  # addresses and paths
 # Arguments of `apply_chat_template` and `render_chat`, of transformers', and what templates are
@@ -268,8 +268,8 @@ class Tokenizer:
 
         Args:
             content_format: "openai": templates get each content as a list of parts; "string": as
-                one text; "auto": as one text, unless it has a picture or the template speaks of
-                pictures and does not ask whether a content is text.
+                one text; "auto": as one text, unless it has an image or the template speaks of
+                images and does not ask whether a content is text.
 
         Raises:
             ValidationError: see `apply_chat_template`.
@@ -292,7 +292,7 @@ class Tokenizer:
         OneOf(CONTENT_FORMATS).checked("chat_template_content_format", content_format)
         source = self._source(chat_template)
         with_content = _with_text
-        is_open = content_format == "auto" and _PICTURES.search(source)
+        is_open = content_format == "auto" and _IMAGES.search(source)
         if content_format == "openai" or (is_open and _ASKS_FOR_TEXT not in source):
             with_content = _with_parts
         conversation: Any = [with_content(one, index) for index, one in enumerate(messages)]
@@ -439,7 +439,7 @@ def _template_error(error: Exception) -> str:
 def _with_text(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     """A message whose content is no list of parts: a template would print the list itself."""
     content = message.get("content")
-    if has_pictures(content):
+    if has_images(content):
         return _with_parts(message, index)
     if not isinstance(content, list):
         return message

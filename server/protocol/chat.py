@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from jaxserve.errors import ValidationError
-from jaxserve.tokenization.message_text import content_text, has_pictures, without_pictures
+from jaxserve.tokenization.message_text import content_text, has_images, without_images
 from jaxserve.tokenization.tokenizer import check_template_variables
 from server.protocol.prompts import MAX_PROMPTS
 from server.protocol.requests import GenerationRequest, ModelRequest, SessionName, StrictModel
@@ -64,11 +64,11 @@ class TemplateFields(StrictModel):
         """Further variables of the template."""
         return dict(self.chat_template_kwargs or {})
 
-    def render_messages(self, pictures: list[str] | None = None) -> list[dict[str, Any]]:
+    def render_messages(self, images: list[str] | None = None) -> list[dict[str, Any]]:
         """The messages as the template reads them: role, text, calls, thoughts.
 
         Args:
-            pictures: takes the addresses of pictures, in their order; None: text alone is read.
+            images: takes the addresses of images, in their order; None: text alone is read.
 
         Raises:
             ValidationError: content that is no text, or calls that are none.
@@ -78,7 +78,7 @@ class TemplateFields(StrictModel):
             raise ValidationError(
                 "messages", f"{parts} parts", f"at most {MAX_PARTS} parts of content"
             )
-        return [_render(message, index, pictures) for index, message in enumerate(self.messages)]
+        return [_render(message, index, images) for index, message in enumerate(self.messages)]
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
@@ -213,14 +213,14 @@ class ChatTokenizeRequest(TemplateFields, ModelRequest):
         return asked_tools(self.tools, None, None).tools
 
 
-def _without_pictures(content: Any, where: str, pictures: list[str]) -> Any:
+def _without_images(content: Any, where: str, images: list[str]) -> Any:
     for place, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict) and part.get("type") == "image":  # only code has such pictures
+        if isinstance(part, dict) and part.get("type") == "image":  # only code has such images
             raise ValidationError(f"{where}[{place}].type", "image", "image_url for images")
-    return without_pictures(content, where, pictures)
+    return without_images(content, where, images)
 
 
-def _render(message: Message, index: int, pictures: list[str] | None) -> dict[str, Any]:
+def _render(message: Message, index: int, images: list[str] | None) -> dict[str, Any]:
     where = f"messages[{index}]"
     extras = message.model_extra or {}
     for name in ("function_call", "audio"):
@@ -229,9 +229,9 @@ def _render(message: Message, index: int, pictures: list[str] | None) -> dict[st
     if message.role == "function":
         raise ValidationError(f"{where}.role", message.role, "tool for what a call has given")
     content: Any = message.content
-    if pictures is not None:
-        content = _without_pictures(content, f"{where}.content", pictures)
-    if not has_pictures(content):
+    if images is not None:
+        content = _without_images(content, f"{where}.content", images)
+    if images is None or not has_images(content):
         content = content_text(content, f"{where}.content")
     rendered: dict[str, Any] = {"role": message.role, "content": content}
     if extras.get("tool_calls"):

@@ -49,8 +49,8 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         given = self.body.given_prompt_ids
         return "messages" if given is None else f"kv_transfer_params.{PROMPT_IDS}"
 
-    async def _prompt(self, pictures: list[str]) -> list[int]:
-        """Token ids; `pictures` takes the addresses of those in the messages."""
+    async def _prompt(self, images: list[str]) -> list[int]:
+        """Token ids; `images` takes the addresses of those in the messages."""
         body, service = self.body, self.service
         cut, given = service.cut(body, body.requested_max_tokens), body.given_prompt_ids
         if given is not None:
@@ -66,7 +66,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             add_special_tokens=special,
             tools=self._tools.tools,
             cut=cut,
-            pictures=pictures,
+            images=images,
         )
 
     async def prepare(self) -> None:
@@ -90,8 +90,8 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         # With `echo`, an answer that continues the last message starts with that message.
         continues = body.echo and body.messages[-1].role == ROLE
         self._echo = str(body.render_messages([])[-1]["content"]) if continues else ""
-        pictures: list[str] = []
-        prompt = await self._prompt(pictures)
+        images: list[str] = []
+        prompt = await self._prompt(images)
         self._prompt_text: str | None = None
         if body.return_prompt_text:
             self._prompt_text = await service.decode(prompt, skip_special_tokens=False)
@@ -103,7 +103,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             thoughts = service.parsers.thoughts(self._prompt_end)
             self._thinks = thoughts is not None
             params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
-        await self.add_prompt(prompt, await self.with_tags(params, prompt), pictures)
+        await self.add_prompt(prompt, await self.with_tags(params, prompt), images)
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         said: dict[str, Any] = {"content": piece.new.text}

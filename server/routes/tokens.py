@@ -33,15 +33,15 @@ async def tokenize(request: Request) -> Response:
         body.check_extras()
         service.resolve_model(body.model)
         if isinstance(body, ChatTokenizeRequest):
-            pictures: list[str] = []
+            images: list[str] = []
             tokens = await service.encode_chat(
                 body,
                 add_special_tokens=body.add_special_tokens,
                 tools=body.rendered_tools(),
-                pictures=pictures,
+                images=images,
             )
-            if pictures:
-                tokens = await service.with_places(tokens, pictures)
+            if images:
+                tokens = await service.with_places(tokens, images)
         else:
             tokens = await service.encode(
                 body.prompt, add_special_tokens=body.add_special_tokens, field="prompt"

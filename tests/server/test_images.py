@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tests.image_models import IMAGE, make_image_model
-from tests.jaxserve.pictures import Oracle, data_url, encoded, picture
+from tests.jaxserve.images import Oracle, data_url, encoded, make_image
 from tests.server.server_process import Server, serving
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 
 pytestmark = pytest.mark.slow
 
-ONE, OTHER = picture(50, 40, 1), picture(33, 90, 2)
+ONE, OTHER = make_image(50, 40, 1), make_image(33, 90, 2)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,12 @@ def test_files_and_what_text_cannot_do(server: Server, folder: Path) -> None:
     assert IMAGE not in count["tokens"]
 
 
+def test_a_constrained_answer(server: Server) -> None:
+    asked = {"structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": False}
+    answer = chat(server, said("x", data_url(encoded(OTHER))), **asked).json()
+    assert answer["choices"][0]["message"]["content"] in ("yes", "no")
+
+
 def bomb(width: int, height: int) -> bytes:
     def chunk(name: bytes, data: bytes) -> bytes:
         body = name + data
@@ -96,7 +102,7 @@ BAD = {
     "cut off": [data_url(encoded(ONE)[:-40])],
     "animated": [data_url(GIF)],
     "thin": [data_url(bomb(1, 100_000))],
-    "no picture": [data_url(b"hello")],
+    "no image": [data_url(b"hello")],
     "no base64": ["data:image/png;base64,***"],
     "no url": ["one.png"],
     "a host": ["https://example.com/one.png"],

@@ -1,4 +1,4 @@
-"""Pictures in the places of token ids: `multi_modal_data`."""
+"""Images in the places of token ids: `multi_modal_data`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jaxserve.request.request import Request
 
 
 class Images(PromptEmbeds):
-    """Sends the device the rows that the model's encoder has made of a prompt's pictures.
+    """Sends the device the rows that the model's encoder has made of a prompt's images.
 
-    A request is queued once the encoder has seen all of its pictures.
+    A request is queued once the encoder has seen all of its images.
 
     Attributes:
         encoder: of the engine, once it serves.

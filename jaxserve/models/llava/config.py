@@ -60,7 +60,7 @@ class LlavaConfig(ModelConfig):
         keeps_class: whether the place of the class token is kept, which comes first.
         projector_act: activation between the projector's two layers.
         projector_bias: whether these have biases.
-        image_token: stands for a picture in a prompt.
+        image_token: stands for an image in a prompt.
     """
 
     vision: VisionConfig

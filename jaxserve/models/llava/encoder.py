@@ -1,4 +1,4 @@
-"""LLaVA 1.5's encoder of pictures: CLIP's tower and a projector of two layers.
+"""LLaVA 1.5's encoder of images: CLIP's tower and a projector of two layers.
 
 Liu et al., "Improved Baselines with Visual Instruction Tuning", 2023; Radford et al., "Learning
 Transferable Visual Models From Natural Language Supervision", 2021.
@@ -82,7 +82,7 @@ class _Projector(nnx.Module):
 
 
 class LlavaEncoder(nnx.Module):
-    """Embeddings of pictures, for the places that they take in a prompt."""
+    """Embeddings of images, for the places that they take in a prompt."""
 
     def __init__(self, config: LlavaConfig, dtype: Any):
         self.first = 0 if config.keeps_class else 1

@@ -1,4 +1,4 @@
-"""Addresses of pictures: what is read, and what is refused before or while it comes."""
+"""Addresses of images: what is read, and what is refused before or while it comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of requests are opened within bounds."""
+"""Images of requests are opened within bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from jaxserve.boundary.image_facts import ImageFacts
-from jaxserve.client.pictures import MAX_PIXELS, as_picture, opened, placed
+from jaxserve.client.images import MAX_PIXELS, as_image, opened, placed
 from jaxserve.errors import ValidationError
 
 
@@ -75,11 +75,11 @@ def test_what_is_refused_in_little_time(data: bytes, told: str) -> None:
 
 
 def test_arrays() -> None:
-    assert as_picture(np.zeros((3, 5), np.uint8)).size == (5, 3)
-    assert as_picture(Image.new("RGBA", (5, 3))).mode == "RGB"
+    assert as_image(np.zeros((3, 5), np.uint8)).size == (5, 3)
+    assert as_image(Image.new("RGBA", (5, 3))).mode == "RGB"
     for wrong in (np.zeros((3, 5, 4), np.uint8), np.zeros((3, 5)), [[1]], b"abc", "a.png"):
         with pytest.raises(ValidationError, match="PIL image"):
-            as_picture(wrong)
+            as_image(wrong)
 
 
 def test_places() -> None:
@@ -102,7 +102,7 @@ import sys
 sys.modules["torch"] = None  # as where it is not installed
 import numpy as np
 from PIL import Image
-from jaxserve.client.pictures import image_processor
+from jaxserve.client.images import image_processor
 made = image_processor({str(tmp_path)!r})
 pixels = made(images=Image.new("RGB", (40, 30)), return_tensors="np")["pixel_values"]
 print(type(made).__name__, pixels.shape, pixels.dtype, sys.modules["torch"], "jax" in sys.modules)

@@ -1,4 +1,4 @@
-"""Pictures in messages: taken out of them, and where chat templates see them."""
+"""Images in messages: taken out of them, and where chat templates see them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from jaxserve.client.chat_prompts import chat_prompts, taken_apart
-from jaxserve.client.pictures import PictureUrl
+from jaxserve.client.images import ImageUrl
 from jaxserve.errors import ValidationError
 from jaxserve.tokenization import Tokenizer
-from jaxserve.tokenization.message_text import PICTURE, without_pictures
+from jaxserve.tokenization.message_text import IMAGE_PART, without_images
 from tests.image_models import IMAGE, save_tokenizer
 
 URL = "data:image/png;base64,AAAA"
@@ -33,14 +33,14 @@ def prompts(tokenizer: Tokenizer, messages: Any, **how: Any) -> list[Any]:
     )
 
 
-def test_pictures_are_taken_out_in_their_order() -> None:
+def test_images_are_taken_out_in_their_order() -> None:
     found: list[Any] = []
     own = object()
     content = ["a", PART, {"type": "text", "text": "b"}, {"type": "image", "image": own}]
-    left = without_pictures(content, "m", found)
-    assert found == [URL, own] and left == ["a", PICTURE, content[2], PICTURE]
-    messages, pictures = taken_apart([*said(PART, "x"), {"role": "user", "content": "<image>"}])
-    assert pictures == [PictureUrl(URL)] and messages[1]["content"] == "<image>"
+    left = without_images(content, "m", found)
+    assert found == [URL, own] and left == ["a", IMAGE_PART, content[2], IMAGE_PART]
+    messages, images = taken_apart([*said(PART, "x"), {"role": "user", "content": "<image>"}])
+    assert images == [ImageUrl(URL)] and messages[1]["content"] == "<image>"
 
 
 @pytest.mark.parametrize(
@@ -52,17 +52,17 @@ def test_pictures_are_taken_out_in_their_order() -> None:
         ({"type": "image", "image": "a.png"}, "m[0].image"),
     ],
 )
-def test_pictures_that_are_none(part: Any, field: str) -> None:
+def test_images_that_are_none(part: Any, field: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        without_pictures([part], "m", [])
+        without_images([part], "m", [])
     assert caught.value.field == field
 
 
-def test_a_template_places_pictures_and_text_does_not(tokenizer: Tokenizer) -> None:
+def test_a_template_places_images_and_text_does_not(tokenizer: Tokenizer) -> None:
     (prompt,) = prompts(tokenizer, said("<image> is it?", PART, PART))
     assert prompt["prompt"] == "USER: <image>\n<image>\n<image> is it? ASSISTANT:"
     assert prompt["prompt_token_ids"].count(IMAGE) == 2, "the user's own is text"
-    assert prompt["multi_modal_data"] == {"image": [PictureUrl(URL)] * 2}
+    assert prompt["multi_modal_data"] == {"image": [ImageUrl(URL)] * 2}
     (plain,) = prompts(tokenizer, [{"role": "user", "content": "hello"}])
     assert plain["prompt"] == "USER: hello ASSISTANT:" and "multi_modal_data" not in plain
 
@@ -75,6 +75,6 @@ def test_a_template_that_asks_for_text_gets_text(tokenizer: Tokenizer) -> None:
     )
     how: Any = {"add_generation_prompt": False, "continue_final_message": False}
     how |= {"chat_template": asks, "mark": False}
-    both = [{"role": "user", "content": "a"}, {"role": "user", "content": ["b", PICTURE, "c"]}]
+    both = [{"role": "user", "content": "a"}, {"role": "user", "content": ["b", IMAGE_PART, "c"]}]
     assert tokenizer.render_chat(both, **how) == "ab<image>c"
     assert tokenizer.render_chat(said("a", "b"), **how) == "a\nb"

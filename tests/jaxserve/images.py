@@ -1,4 +1,4 @@
-"""Pictures for tests, and transformers as the oracle of what a model says of them."""
+"""Images for tests, and transformers as the oracle of what a model says of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
     """Coarse random colours, which a processor's resizing keeps apart."""
     rng = np.random.default_rng([seed, width, height])
     small = rng.integers(0, 256, (5, 4, 3), dtype=np.uint8)
@@ -38,31 +38,35 @@ class Oracle:
         self.model = load(folder, dtype=torch.float32).eval()
         self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         self.token = self.model.config.image_token_id
-        with torch.no_grad():
-            (rows,) = self.model.get_image_features(self._pixels([picture(9, 9)])).pooler_output
-        self.places = len(rows)
+        self.places = len(self.rows(make_image(9, 9)))
 
-    def _pixels(self, pictures: list[Image.Image]) -> torch.Tensor:
-        made = self._processor(images=pictures, return_tensors="np")["pixel_values"]
+    def rows(self, image: Image.Image) -> np.ndarray:
+        """float32[places, E] that take the places of an image."""
+        with torch.no_grad():
+            (found,) = self.model.get_image_features(self._pixels([image])).pooler_output
+        return found.numpy()
+
+    def _pixels(self, images: list[Image.Image]) -> torch.Tensor:
+        made = self._processor(images=images, return_tensors="np")["pixel_values"]
         return torch.tensor(np.asarray(made))
 
-    def _inputs(self, tokens: list[int], pictures: list[Image.Image]) -> dict[str, Any]:
+    def _inputs(self, tokens: list[int], images: list[Image.Image]) -> dict[str, Any]:
         ids = [
             one for token in tokens for one in [token] * (self.places if token == self.token else 1)
         ]
         found = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
-        if pictures:
-            found["pixel_values"] = self._pixels(pictures)
+        if images:
+            found["pixel_values"] = self._pixels(images)
         return found
 
     def greedy(
-        self, tokens: list[int], pictures: list[Image.Image], count: int
+        self, tokens: list[int], images: list[Image.Image], count: int
     ) -> tuple[list[int], list[float]]:
         """`count` most likely tokens and their log-probabilities, end-of-sequence ignored.
 
-        Each picture has one token.
+        Each image has one token.
         """
-        inputs = self._inputs(tokens, pictures)
+        inputs = self._inputs(tokens, images)
         with torch.no_grad():
             out = self.model.generate(
                 **inputs,

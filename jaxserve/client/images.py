@@ -1,4 +1,4 @@
-"""Pictures of requests: opened within bounds, and made pixels by the model's image processor."""
+"""Images of requests: opened within bounds, and made pixels by the model's image processor."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ if TYPE_CHECKING:
 
 KEY: Final = "multi_modal_data"  # of a prompt's mapping
 IMAGE = "image"
-MAX_PIXELS = 1 << 25  # of a picture before it is made smaller
+MAX_PIXELS = 1 << 25  # of an image before it is made smaller
 MAX_RATIO = 50  # of its longer side to the shorter one, which an image processor may make larger
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-MOST_THREADS = 2  # that fetch and decode: so many pictures are in memory whole at a time
+MOST_THREADS = 2  # that fetch and decode: so many images are in memory whole at a time
 
 
-class PictureUrl(NamedTuple):
-    """Where a picture is to be read from."""
+class ImageUrl(NamedTuple):
+    """Where an image is to be read from."""
 
     url: str
 
 
-def picture_data(urls: Sequence[str]) -> dict[str, Any]:
-    """What a prompt's mapping has of pictures that come by addresses; {} of none."""
-    return {KEY: {IMAGE: [PictureUrl(one) for one in urls]}} if urls else {}
+def image_data(urls: Sequence[str]) -> dict[str, Any]:
+    """What a prompt's mapping has of images that come by addresses; {} of none."""
+    return {KEY: {IMAGE: [ImageUrl(one) for one in urls]}} if urls else {}
 
 
 class Pixels(NamedTuple):
-    """A picture behind the image processor: float32[3, H, W]."""
+    """An image behind the image processor: float32[3, H, W]."""
 
     array: np.ndarray
 
 
-class PictureReader:
+class ImageReader:
     """Makes pixels of what callers give.
 
     Args:
         folder: of the model, with its image processor's configuration.
-        model: reads the pictures.
+        model: reads the images.
         media: reads what addresses name.
-        most: pictures of a prompt; the setting `limit_mm_per_prompt`.
+        most: images of a prompt; the setting `limit_mm_per_prompt`.
     """
 
     def __init__(self, folder: str, model: ModelFacts, media: MediaReader, most: int):
         self._folder, self._model, self._media, self._most = folder, model, media, most
         self._processor: Any = None
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(MOST_THREADS, "jaxserve-pictures")
+        self._threads = ThreadPoolExecutor(MOST_THREADS, "jaxserve-images")
 
     def asked(self, prompt: Mapping[str, Any]) -> list[Any]:
-        """The pictures of a prompt that has the key `multi_modal_data`.
+        """The images of a prompt that has the key `multi_modal_data`.
 
         Raises:
-            ValidationError: other data, too many pictures, or a model that reads none.
+            ValidationError: other data, too many images, or a model that reads none.
         """
         data = prompt[KEY]
         if not isinstance(data, Mapping) or any(
@@ -71,18 +71,18 @@ class PictureReader:
         ):
             raise ValidationError(KEY, "...", f"a mapping with the key {IMAGE}")
         given = data.get(IMAGE)
-        pictures = [] if given is None else [*given] if isinstance(given, list | tuple) else [given]
-        if isinstance(given, Pixels | PictureUrl):
-            pictures = [given]
-        if pictures:
+        images = [] if given is None else [*given] if isinstance(given, list | tuple) else [given]
+        if isinstance(given, Pixels | ImageUrl):
+            images = [given]
+        if images:
             facts_of(self._model)
-        if len(pictures) > self._most:
+        if len(images) > self._most:
             allowed = f"at most {self._most} (limit_mm_per_prompt)"
-            raise ValidationError(FIELD, f"{len(pictures)} images", allowed)
-        return pictures
+            raise ValidationError(FIELD, f"{len(images)} images", allowed)
+        return images
 
     def begin(self, prompt: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        """The prompt with pixels in the place of its pictures, made in threads of the reader's."""
+        """The prompt with pixels in the place of its images, made in threads of the reader's."""
         return self._threads.submit(self._with_pixels, prompt)
 
     def _with_pixels(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,18 +92,18 @@ class PictureReader:
         """float32[3, H, W] of a PIL image, an array uint8[H, W, 3] or [H, W], or an address.
 
         Raises:
-            ValidationError: it is none of these, or no picture of reasonable size.
+            ValidationError: it is none of these, or no image of reasonable size.
         """
         if isinstance(given, Pixels):
             return given.array
         with self._lock:
             if self._processor is None:
                 self._processor = image_processor(self._folder)
-        if isinstance(given, PictureUrl):
-            picture = opened(self._media.read(given.url))
+        if isinstance(given, ImageUrl):
+            image = opened(self._media.read(given.url))
         else:
-            picture = as_picture(given)
-        made = self._processor(images=picture, return_tensors="np")["pixel_values"]
+            image = as_image(given)
+        made = self._processor(images=image, return_tensors="np")["pixel_values"]
         return np.asarray(made[0], np.float32)
 
     def close(self) -> None:
@@ -131,23 +131,23 @@ def image_processor(folder: str) -> Any:
 
 
 def opened(data: bytes) -> Image:
-    """The picture in a file's bytes, upright and in RGB, as transformers' `load_image` has it.
+    """The image in a file's bytes, upright and in RGB, as transformers' `load_image` has it.
 
     Raises:
-        ValidationError: the bytes are no picture, are cut off, or hold more than one; or it is
+        ValidationError: the bytes are no image, are cut off, or hold more than one; or it is
             larger than this process takes.
     """
     from PIL import Image, ImageOps
 
     allowed = f"a whole image in one of the formats {', '.join(FORMATS)}"
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-            check_size(picture.size)  # of the header: nothing is decoded yet
-            frames = getattr(picture, "n_frames", 1)
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            check_size(image.size)  # of the header: nothing is decoded yet
+            frames = getattr(image, "n_frames", 1)
             if frames > 1:
                 raise ValidationError(FIELD, f"{frames} frames", "one: no animations")
-            picture.load()
-            return ImageOps.exif_transpose(picture).convert("RGB")
+            image.load()
+            return ImageOps.exif_transpose(image).convert("RGB")
     except ValidationError:
         raise
     except Image.DecompressionBombError as error:
@@ -157,7 +157,7 @@ def opened(data: bytes) -> Image:
         raise ValidationError(FIELD, f"{len(data)} bytes", allowed) from error
 
 
-def as_picture(given: Any) -> Image:
+def as_image(given: Any) -> Image:
     """A caller's PIL image or array as an image. Raises ValidationError, as `opened`."""
     from PIL import Image
 
@@ -181,7 +181,7 @@ def as_picture(given: Any) -> Image:
 
 
 def check_size(size: tuple[int, ...]) -> None:
-    """Refuse a picture of too many pixels, or none, or far longer than wide. Raises
+    """Refuse an image of too many pixels, or none, or far longer than wide. Raises
     ValidationError."""
     width, height = size
     shown = f"{width} x {height} pixels"
@@ -194,13 +194,13 @@ def check_size(size: tuple[int, ...]) -> None:
 def placed(
     tokens: list[int], facts: ImageFacts, pixels: list[np.ndarray]
 ) -> tuple[list[int], list[tuple[int, np.ndarray]]]:
-    """Token ids with room for pictures in the place of each one's token.
+    """Token ids with room for images in the place of each one's token.
 
     Returns:
-        The ids, and where each picture begins with its pixels.
+        The ids, and where each image begins with its pixels.
 
     Raises:
-        ValidationError: there are not as many tokens of pictures as pictures.
+        ValidationError: there are not as many tokens of images as images.
     """
     check_count(tokens, facts, len(pixels))
     made: list[int] = []
@@ -215,7 +215,7 @@ def placed(
 
 
 def check_count(tokens: list[int], facts: ImageFacts, count: int) -> None:
-    """Raises ValidationError unless a prompt has a token for each picture."""
+    """Raises ValidationError unless a prompt has a token for each image."""
     found = tokens.count(facts.token_id)
     if found != count:
         allowed = f"as many as the prompt has tokens {facts.token_id}, which stand for one each: "
