@@ -167,7 +167,7 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
             app: Any = self.app  # type: ignore[attr-defined]  # of serve.ingress
             await serving(app.state.service.engine)
 
-    return serve.deployment(Replica, **config.options()).bind()  # type: ignore[no-any-return]
+    return serve.deployment(Replica, **config.options()).bind()
 
 
 def make_application(words: list[str]) -> Starlette:
