@@ -36,7 +36,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
 
     def fields(self) -> dict[str, str]:
         return COMMON_FIELDS | {
-            "prompt": "messages",
+            "prompt": self._prompt_field,
             "prompt_token_ids": self._prompt_field,
             "max_tokens": self.body.max_tokens_field,
             "logprobs": "top_logprobs",
