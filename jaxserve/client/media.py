@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, unquote_to_bytes, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, unquote, unquote_to_bytes, urljoin, urlsplit
 
 from jaxserve.errors import ValidationError
 
@@ -25,14 +25,22 @@ MAX_BYTES = 20 << 20  # of an image as it comes
 MAX_SECONDS = 10.0  # that it may take to come
 MAX_REDIRECTS = 3
 BLOCK = 1 << 16
+SAFE = "%/:;=?&,+@!$'()*~[]"  # what is left of an address as it is
 SHOWN = 80  # characters of an address that errors show
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
+HOLD_IPV4 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
+CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 
 
 def is_public(address: str) -> bool:
     """Whether an IP address is one of the public network."""
     found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        # such an address holds one of IPv4, which a gateway would reach
+        holds = found.sixtofour or found.teredo or any(found in one for one in HOLD_IPV4)
+        if holds or found.is_site_local:
+            return False
     return found.is_global and not found.is_multicast
 
 
@@ -43,6 +51,7 @@ class MediaReader:
         domains: hosts that may be asked, in small letters.
         folder: that files may lie in; None: none may.
         may_reach: whether an IP address may be connected to.
+        context: what makes the settings of https.
     """
 
     def __init__(
@@ -50,8 +59,10 @@ class MediaReader:
         domains: Collection[str] = (),
         folder: str | None = None,
         may_reach: Callable[[str], bool] = is_public,
+        context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ):
         self._domains, self._may_reach = frozenset(domains), may_reach
+        self._context = context
         self._folder = None if folder is None else Path(folder).resolve()
 
     def read(self, url: str) -> bytes:
@@ -91,7 +102,10 @@ class MediaReader:
             found = self._asked(url, deadline)
             if isinstance(found, bytes):
                 return found
-            url = urljoin(url, found)
+            try:
+                url = urljoin(url, found)
+            except ValueError as error:
+                raise _refusal(url, "redirects to addresses") from error
         raise _refusal(url, f"at most {MAX_REDIRECTS} redirects")
 
     def _asked(self, url: str, deadline: float) -> bytes | str:
@@ -103,17 +117,22 @@ class MediaReader:
             raise _refusal(url, allowed)
         port = parts.port or PORTS[parts.scheme]
         try:
-            connection = http.client.HTTPConnection(host, port)
-            connection.sock = sock = self._connected(url, host, port, deadline)
+            connection = CONNECTIONS[parts.scheme](host, port)
+            sock = self._connected(url, host, port, deadline)
+            if parts.scheme == "https":  # takes the socket over
+                sock = self._context().wrap_socket(
+                    sock, server_hostname=host, do_handshake_on_connect=False
+                )
+            connection.sock = sock
             # whatever comes, and however slowly, ends then
             watch = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, [sock])
             watch.daemon = True
             watch.start()
             try:
-                if parts.scheme == "https":
-                    context = ssl.create_default_context()
-                    connection.sock = context.wrap_socket(sock, server_hostname=host)
-                target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                if isinstance(sock, ssl.SSLSocket):
+                    sock.do_handshake()
+                target = quote(parts.path or "/", safe=SAFE)
+                target += f"?{quote(parts.query, safe=SAFE)}" if parts.query else ""
                 headers = {"Accept": "image/*", "Accept-Encoding": "identity"}
                 connection.request("GET", target, headers=headers)
                 found = _body(url, connection.getresponse())
@@ -123,8 +142,9 @@ class MediaReader:
             finally:
                 watch.cancel()
                 connection.close()
-                sock.close()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if isinstance(error, ValidationError):
+                raise
             late = time.monotonic() >= deadline
             why = f"not within {MAX_SECONDS:g} s" if late else type(error).__name__
             raise _refusal(url, f"an address that gives an image ({why})") from error

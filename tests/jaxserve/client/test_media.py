@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.server
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -76,8 +79,11 @@ def test_what_is_fetched(port: int) -> None:
     at = f"http://localhost:{port}"
     assert reader().read(f"{at}/a.png?size=2") == DATA
     assert reader().read(f"{at}/to-+a.png") == DATA
+    assert reader().read(f"{at}/ä b.png?ö=ü") == DATA
     with pytest.raises(ValidationError, match="404"):
         reader().read(f"{at}/none")
+    with pytest.raises(ValidationError, match="image_url"):
+        reader().read(f"{at}/to-http:++[::1")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,8 @@ def test_a_name_of_a_private_address_is_refused(port: int) -> None:
     assert is_public("93.184.216.34") and is_public("2606:2800:220:1::1")
     for private in (
         *("127.0.0.1", "10.1.2.3", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1"),
-        *("::1", "fe80::1", "fd00::1", "::ffff:127.0.0.1", "::"),
+        *("::1", "fe80::1", "fd00::1", "::ffff:127.0.0.1", "::", "fec0::1"),
+        *("64:ff9b::a9fe:a9fe", "2002:7f00:1::", "::7f00:1"),  # hold one of IPv4
     ):
         assert not is_public(private), private
 
@@ -119,6 +126,36 @@ def test_what_comes_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch, port: int
     with pytest.raises(ValidationError, match=r"not within 0\.2 s"):
         reader().read(f"http://localhost:{port}/slow")
     assert time.monotonic() - begin < 1.0
+
+
+def test_what_comes_slowly_over_https_is_cut_off_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", files[0], "-out", files[1]]
+    if shutil.which(made[0]) is None:
+        pytest.skip("needs openssl")
+    subprocess.run(made, check=True, capture_output=True)
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(files[1], files[0])
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    server.socket = own.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    trusting = reader(context=lambda: ssl.create_default_context(cafile=files[1]))
+    at = f"https://localhost:{server.server_address[1]}"
+    try:
+        assert trusting.read(f"{at}/a.png") == DATA
+        with pytest.raises(ValidationError, match="SSLCertVerificationError"):
+            reader().read(f"{at}/a.png")
+        monkeypatch.setattr(media, "MAX_SECONDS", 0.2)
+        begin = time.monotonic()
+        with pytest.raises(ValidationError, match=r"not within 0\.2 s"):
+            trusting.read(f"{at}/slow")
+        assert time.monotonic() - begin < 1.0
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_no_domain_means_no_network() -> None:
