@@ -113,9 +113,7 @@ class LLMEngine(EngineCalls):
             ValidationError: a request that cannot be served.
         """
         self._check_ready(lora_request)
-        if enqueued := self._opened.requests.enqueued:
-            allowed = "none: call wait_for_completion first"
-            raise ValidationError("enqueued requests", len(enqueued), allowed)
+        self._check_enqueued()
         if not isinstance(request_id, str) or request_id in self._opened.stepped:
             raise ValidationError("request_id", request_id, "text that no unfinished request has")
         waited = 0.0 if arrival_time is None else time.time() - arrival_time
@@ -133,9 +131,11 @@ class LLMEngine(EngineCalls):
         """Run one step. Returns the outputs that it brought.
 
         Raises:
-            ValidationError: a request that a feature has refused; the others go on.
+            ValidationError: a request that a feature has refused; the others go on. Or requests
+                of `LLM.enqueue` are unfinished.
             EngineDeadError: the engine has ended.
         """
+        self._check_enqueued()
         if self._failures:
             request_id, error = self._failures.popitem()
             self._opened.stepped.pop(request_id, None)
@@ -154,6 +154,12 @@ class LLMEngine(EngineCalls):
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
             if self._opened.stepped.pop(request_id, None) is not None:
                 self.client.abort(request_id)
+                self._failures.pop(request_id, None)
+
+    def _check_enqueued(self) -> None:
+        if enqueued := self._opened.requests.enqueued:
+            allowed = "none: call wait_for_completion first"
+            raise ValidationError("enqueued requests", len(enqueued), allowed)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._opened.stepped)

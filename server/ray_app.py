@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Flags of what Ray has in jaxserve's place: the socket, and the end of a replica.
 OF_RAY = ("config", "host", "port", "uds", "shutdown_timeout", "record_trace", "num_workers")
+OF_LOADING = ("model", "default_model", "served_model_name")  # of `model_loading_config`
 # as many as the server takes connections: its own limits on what waits are met first
 MAX_ONGOING = 4096
 HOLD_S = 0.05  # between two looks at an engine that is replaced
@@ -79,8 +80,9 @@ class LLMConfig:
             if not isinstance(getattr(self, name), Mapping):
                 raise ValidationError(name, getattr(self, name), "a mapping")
         for name in self.engine_kwargs:
-            if name.replace("-", "_") in OF_RAY or name.replace("-", "_").startswith("ssl_"):
-                allowed = "left out: Ray's own configuration has it"
+            flag = name.replace("-", "_")
+            if flag in (*OF_RAY, *OF_LOADING) or flag.startswith("ssl_"):
+                allowed = "left out: Ray's own configuration has it, or model_loading_config"
                 raise ValidationError(f"engine_kwargs.{name}", self.engine_kwargs[name], allowed)
         self.flags()
 
@@ -114,7 +116,7 @@ class LLMConfig:
         if self.runtime_env:
             actor.setdefault("runtime_env", dict(self.runtime_env))
         if kind := self.accelerator_type:
-            count = flags.tensor_parallel_size or 1
+            count = (flags.tensor_parallel_size or 1) * (flags.data_parallel_size or 1)
             resources = dict(actor.get("resources", {}))
             if kind.upper().startswith("TPU"):
                 resources.setdefault("TPU", count)

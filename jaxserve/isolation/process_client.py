@@ -212,6 +212,8 @@ class ProcessClient(EngineClient):
         """Have every request fail, once nothing will be served any more."""
         for request_id in self._processor.live_requests():
             self._fail(request_id, self.death())
+        stats = self.stats()._replace(num_running=0, num_waiting=0, page_usage=0.0)
+        self.metrics.record_stats(stats)
 
     def look(self) -> None:
         self._handle_events()

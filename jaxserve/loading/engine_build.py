@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -126,9 +127,14 @@ def load_engine(
 def _require_own_devices(config: EngineConfig, mesh: Mesh) -> None:
     """Raises ValidationError where engines beside each other would all take the same devices."""
     platform, engines = mesh.devices.flat[0].platform, config.data_parallel_size
-    if engines > 1 and platform not in ("cpu", "gpu"):
-        allowed = f"1 on devices of the kind {platform}, which one process takes all of"
-        raise ValidationError("data_parallel_size", engines, allowed)
+    if engines == 1 or platform == "cpu":
+        return
+    allowed = f"1 on devices of the kind {platform}, which one process takes all of"
+    if platform == "gpu":
+        if len(jax.local_devices()) == config.tensor_parallel_size:
+            return
+        allowed = "1 where CUDA_VISIBLE_DEVICES is not set and the driver does not list its GPUs"
+    raise ValidationError("data_parallel_size", engines, allowed)
 
 
 def build(

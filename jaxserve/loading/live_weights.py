@@ -40,6 +40,9 @@ def weights_of_folder(path: str | PathLike[str], decided: EnginePlan, mesh: Mesh
         ValidationError: another model, or weights that cannot be read.
     """
     said, asked = str(path), decided.config.asked
+    if decided.has_encoder:
+        allowed = "a pytree of `LLM.params`: a folder's encoder of images is not read again"
+        raise ValidationError(FIELD, said, allowed)
     try:
         config = read_model_config(said, asked.hf_overrides)
         for name in COMPARED:

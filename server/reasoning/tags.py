@@ -89,9 +89,12 @@ class ReasoningParser(Reader):
             yield from self.skip_space()
 
     def _begins_late(self, held: str) -> Generator[None, str | None, bool]:
-        """Text of the answer, up to the first tag; whether there is one."""
+        """Text of the answer, up to the first tag; whether thoughts begin there."""
+        tags = (*self._tags.begins, *self._tags.ends, *self._tags.calls)
         while True:
-            tag = yield from self.until((*self._tags.begins, *self._tags.ends), self.say, held=held)
-            if tag is None or tag in self._tags.begins:
-                return tag is not None
+            tag = yield from self.until(tags, self.say, held=held)
+            if tag in self._tags.calls:  # what is in a call is none
+                self.say(tag)
+            if tag is None or tag not in self._tags.ends:
+                return tag in self._tags.begins
             held = ""

@@ -81,6 +81,8 @@ def test_calls_that_run_to_their_end_and_steps_do_not_mix(llm: LLM, engine: LLME
     llm.enqueue(PROMPTS, GREEDY)
     with pytest.raises(ValidationError, match="enqueued requests"):
         engine.add_request("1", PROMPTS[0], GREEDY)
+    with pytest.raises(ValidationError, match="enqueued requests"):
+        engine.step()
     assert len(llm.wait_for_completion(use_tqdm=False)) == len(PROMPTS)
 
 

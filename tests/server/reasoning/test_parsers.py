@@ -46,6 +46,7 @@ CASES = [
     ("mistral", False, "[THINK]a[/THINK]b </think>", Read("b </think>", "a", [])),
     ("mistral", False, "a\n[THINK]b[/THINK]c [THINK]", Read("a\nc [THINK]", "b", [])),
     ("mistral", False, "[/THINK]a [/THINK]b [TH", Read("a b [TH", "", [])),
+    ("mistral", False, "a[TOOL_CALLS]f[THINK]b", Read("a[TOOL_CALLS]f[THINK]b", "", [])),
 ]
 
 

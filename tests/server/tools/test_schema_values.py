@@ -44,6 +44,7 @@ from server.tools.schema_values import json_of, types_of
         # what no response could hold
         ("1e999", "number", "1e999"),
         ("[NaN]", "array", "[NaN]"),
+        (r"['\ud83d']", "array", r"['\ud83d']"),
         ("9" * 5000, "integer", "9" * 5000),
         ("[" * 100_000, "array", "[" * 100_000),
         ("[5]", "", [5]),

@@ -146,6 +146,7 @@ def test_a_schema_goes_before_what_the_model_says_of_a_value() -> None:
         ("{}", None),
         ("[1", None),
         ('{"number": NaN}', None),
+        (r'{"text": "\ud83d"}', None),
     ],
 )
 def test_an_object_around_all_arguments_is_none_of_them(
@@ -154,7 +155,7 @@ def test_an_object_around_all_arguments_is_none_of_them(
     tag = f'<｜DSML｜parameter name="arguments" string="{is_text}">{inner}</｜DSML｜parameter>'
     text = f'<｜DSML｜invoke name="f">{tag}</｜DSML｜invoke>'
     if expected is None:
-        is_json = is_text == "false" and inner in ("{}", '{"other": 1}')
+        is_json = is_text == "false" and not inner.startswith("[") and "NaN" not in inner
         expected = {"arguments": json.loads(inner) if is_json else inner}
     for way in ([text], [*text]):
         ((_, told),) = read(tool_parser("deepseek_v32", TOOLS), *way).calls
