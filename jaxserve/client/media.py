@@ -28,12 +28,18 @@ BLOCK = 1 << 16
 SHOWN = 80  # characters of an address that errors show
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
+# addresses that Python counts as global though they may lead to private ones: IPv4 in IPv6 (its
+# old form, NAT64, Teredo, 6to4), and the old site-local addresses
+TUNNELS = tuple(
+    map(ipaddress.ip_network, ("::/96", "64:ff9b::/96", "2001::/32", "2002::/16", "fec0::/10"))
+)
 
 
 def is_public(address: str) -> bool:
     """Whether an IP address is one of the public network."""
     found = ipaddress.ip_address(address)
-    return found.is_global and not found.is_multicast
+    tunnelled = any(found in network for network in TUNNELS)
+    return found.is_global and not found.is_multicast and not tunnelled
 
 
 class MediaReader:
@@ -91,7 +97,10 @@ class MediaReader:
             found = self._asked(url, deadline)
             if isinstance(found, bytes):
                 return found
-            url = urljoin(url, found)
+            try:
+                url = urljoin(url, found)
+            except ValueError as error:
+                raise _refusal(url, "an address that redirects to an address") from error
         raise _refusal(url, f"at most {MAX_REDIRECTS} redirects")
 
     def _asked(self, url: str, deadline: float) -> bytes | str:
@@ -103,16 +112,14 @@ class MediaReader:
             raise _refusal(url, allowed)
         port = parts.port or PORTS[parts.scheme]
         try:
-            connection = http.client.HTTPConnection(host, port)
-            connection.sock = sock = self._connected(url, host, port, deadline)
+            connection, sock = self._connected(url, parts.scheme, host, port, deadline)
             # whatever comes, and however slowly, ends then
             watch = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, [sock])
             watch.daemon = True
             watch.start()
             try:
-                if parts.scheme == "https":
-                    context = ssl.create_default_context()
-                    connection.sock = context.wrap_socket(sock, server_hostname=host)
+                if isinstance(sock, ssl.SSLSocket):
+                    sock.do_handshake()
                 target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
                 headers = {"Accept": "image/*", "Accept-Encoding": "identity"}
                 connection.request("GET", target, headers=headers)
@@ -124,19 +131,35 @@ class MediaReader:
                 watch.cancel()
                 connection.close()
                 sock.close()
-        except (OSError, http.client.HTTPException) as error:
+        except ValidationError:
+            raise
+        # ValueError: of an address that is not ASCII
+        except (OSError, ValueError, http.client.HTTPException) as error:
             late = time.monotonic() >= deadline
             why = f"not within {MAX_SECONDS:g} s" if late else type(error).__name__
             raise _refusal(url, f"an address that gives an image ({why})") from error
 
-    def _connected(self, url: str, host: str, port: int, deadline: float) -> socket.socket:
-        """A connection to an address that was looked at: the name is not looked up again."""
+    def _connected(
+        self, url: str, scheme: str, host: str, port: int, deadline: float
+    ) -> tuple[http.client.HTTPConnection, socket.socket]:
+        """A connection to an address that was looked at: the name is not looked up again.
+
+        Of https it has shaken no hands yet, for that takes as long as the other side likes.
+        """
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [str(one[4][0]) for one in found]
         if not addresses or not all(map(self._may_reach, addresses)):
             raise _refusal(url, "a host with public addresses alone")
         left = max(0.01, deadline - time.monotonic())
-        return socket.create_connection((addresses[0], port), timeout=left)
+        sock = socket.create_connection((addresses[0], port), timeout=left)
+        connection = http.client.HTTPConnection(host, port)
+        if scheme == "https":
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(host, port, context=context)
+            # it takes the place of the plain socket, which has no connection from here on
+            sock = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+        connection.sock = sock
+        return connection, sock
 
 
 def _parsed(url: str) -> SplitResult:
@@ -185,7 +208,8 @@ def _checked(url: str, data: bytes) -> bytes:
 
 def _cut(sock: socket.socket) -> None:
     with suppress(OSError):  # it has ended
-        sock.shutdown(socket.SHUT_RDWR)
+        # not SSLSocket's own, after which the reading thread would take ciphertext for the image
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _refusal(url: str, allowed: str) -> ValidationError:
