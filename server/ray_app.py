@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Flags of what Ray has in jaxserve's place: the socket, and the end of a replica.
 OF_RAY = ("config", "host", "port", "uds", "shutdown_timeout", "record_trace", "num_workers")
+OF_MODEL = ("model", "served_model_name")  # flags that `model_loading_config` gives
 # as many as the server takes connections: its own limits on what waits are met first
 MAX_ONGOING = 4096
 HOLD_S = 0.05  # between two looks at an engine that is replaced
@@ -82,6 +83,9 @@ class LLMConfig:
             if name.replace("-", "_") in OF_RAY or name.replace("-", "_").startswith("ssl_"):
                 allowed = "left out: Ray's own configuration has it"
                 raise ValidationError(f"engine_kwargs.{name}", self.engine_kwargs[name], allowed)
+            if name.replace("-", "_") in OF_MODEL:
+                allowed = "left out: model_loading_config has it"
+                raise ValidationError(f"engine_kwargs.{name}", self.engine_kwargs[name], allowed)
         self.flags()
 
     def words(self) -> list[str]:
@@ -114,7 +118,7 @@ class LLMConfig:
         if self.runtime_env:
             actor.setdefault("runtime_env", dict(self.runtime_env))
         if kind := self.accelerator_type:
-            count = flags.tensor_parallel_size or 1
+            count = (flags.tensor_parallel_size or 1) * (flags.data_parallel_size or 1)
             resources = dict(actor.get("resources", {}))
             if kind.upper().startswith("TPU"):
                 resources.setdefault("TPU", count)
