@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Flags of what Ray has in jaxserve's place: the socket, and the end of a replica.
 OF_RAY = ("config", "host", "port", "uds", "shutdown_timeout", "record_trace", "num_workers")
-OF_LOADING = ("model", "default_model", "served_model_name")  # of `model_loading_config`
+OF_MODEL = ("model", "served_model_name")  # flags that `model_loading_config` gives
 # as many as the server takes connections: its own limits on what waits are met first
 MAX_ONGOING = 4096
 HOLD_S = 0.05  # between two looks at an engine that is replaced
@@ -80,9 +80,11 @@ class LLMConfig:
             if not isinstance(getattr(self, name), Mapping):
                 raise ValidationError(name, getattr(self, name), "a mapping")
         for name in self.engine_kwargs:
-            flag = name.replace("-", "_")
-            if flag in (*OF_RAY, *OF_LOADING) or flag.startswith("ssl_"):
-                allowed = "left out: Ray's own configuration has it, or model_loading_config"
+            if name.replace("-", "_") in OF_RAY or name.replace("-", "_").startswith("ssl_"):
+                allowed = "left out: Ray's own configuration has it"
+                raise ValidationError(f"engine_kwargs.{name}", self.engine_kwargs[name], allowed)
+            if name.replace("-", "_") in OF_MODEL:
+                allowed = "left out: model_loading_config has it"
                 raise ValidationError(f"engine_kwargs.{name}", self.engine_kwargs[name], allowed)
         self.flags()
 

@@ -143,8 +143,9 @@ def opened(data: bytes) -> Image:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             check_size(image.size)  # of the header: nothing is decoded yet
-            if getattr(image, "is_animated", False):  # `n_frames` would go through all of them
-                raise ValidationError(FIELD, "several frames", "one: no animations")
+            # not n_frames, which decodes every frame of a GIF
+            if getattr(image, "is_animated", False):
+                raise ValidationError(FIELD, "many frames", "one: no animations")
             image.load()
             return ImageOps.exif_transpose(image).convert("RGB")
     except ValidationError:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import SplitResult, quote, unquote, unquote_to_bytes, urljoin, urlsplit
+from urllib.parse import SplitResult, unquote, unquote_to_bytes, urljoin, urlsplit
 
 from jaxserve.errors import ValidationError
 
@@ -25,23 +25,21 @@ MAX_BYTES = 20 << 20  # of an image as it comes
 MAX_SECONDS = 10.0  # that it may take to come
 MAX_REDIRECTS = 3
 BLOCK = 1 << 16
-SAFE = "%/:;=?&,+@!$'()*~[]"  # what is left of an address as it is
 SHOWN = 80  # characters of an address that errors show
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
-HOLD_IPV4 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+# addresses that Python counts as global though they may lead to private ones: IPv4 in IPv6 (its
+# old form, NAT64, Teredo, 6to4), and the old site-local addresses
+TUNNELS = tuple(
+    map(ipaddress.ip_network, ("::/96", "64:ff9b::/96", "2001::/32", "2002::/16", "fec0::/10"))
+)
 
 
 def is_public(address: str) -> bool:
     """Whether an IP address is one of the public network."""
     found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv6Address):
-        # such an address holds one of IPv4, which a gateway would reach
-        holds = found.sixtofour or found.teredo or any(found in one for one in HOLD_IPV4)
-        if holds or found.is_site_local:
-            return False
-    return found.is_global and not found.is_multicast
+    tunnelled = any(found in network for network in TUNNELS)
+    return found.is_global and not found.is_multicast and not tunnelled
 
 
 class MediaReader:
@@ -51,7 +49,6 @@ class MediaReader:
         domains: hosts that may be asked, in small letters.
         folder: that files may lie in; None: none may.
         may_reach: whether an IP address may be connected to.
-        context: what makes the settings of https.
     """
 
     def __init__(
@@ -59,10 +56,8 @@ class MediaReader:
         domains: Collection[str] = (),
         folder: str | None = None,
         may_reach: Callable[[str], bool] = is_public,
-        context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ):
         self._domains, self._may_reach = frozenset(domains), may_reach
-        self._context = context
         self._folder = None if folder is None else Path(folder).resolve()
 
     def read(self, url: str) -> bytes:
@@ -105,7 +100,7 @@ class MediaReader:
             try:
                 url = urljoin(url, found)
             except ValueError as error:
-                raise _refusal(url, "redirects to addresses") from error
+                raise _refusal(url, "an address that redirects to an address") from error
         raise _refusal(url, f"at most {MAX_REDIRECTS} redirects")
 
     def _asked(self, url: str, deadline: float) -> bytes | str:
@@ -117,13 +112,7 @@ class MediaReader:
             raise _refusal(url, allowed)
         port = parts.port or PORTS[parts.scheme]
         try:
-            connection = CONNECTIONS[parts.scheme](host, port)
-            sock = self._connected(url, host, port, deadline)
-            if parts.scheme == "https":  # takes the socket over
-                sock = self._context().wrap_socket(
-                    sock, server_hostname=host, do_handshake_on_connect=False
-                )
-            connection.sock = sock
+            connection, sock = self._connected(url, parts.scheme, host, port, deadline)
             # whatever comes, and however slowly, ends then
             watch = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, [sock])
             watch.daemon = True
@@ -131,8 +120,7 @@ class MediaReader:
             try:
                 if isinstance(sock, ssl.SSLSocket):
                     sock.do_handshake()
-                target = quote(parts.path or "/", safe=SAFE)
-                target += f"?{quote(parts.query, safe=SAFE)}" if parts.query else ""
+                target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
                 headers = {"Accept": "image/*", "Accept-Encoding": "identity"}
                 connection.request("GET", target, headers=headers)
                 found = _body(url, connection.getresponse())
@@ -142,21 +130,36 @@ class MediaReader:
             finally:
                 watch.cancel()
                 connection.close()
+                sock.close()
+        except ValidationError:
+            raise
+        # ValueError: of an address that is not ASCII
         except (OSError, ValueError, http.client.HTTPException) as error:
-            if isinstance(error, ValidationError):
-                raise
             late = time.monotonic() >= deadline
             why = f"not within {MAX_SECONDS:g} s" if late else type(error).__name__
             raise _refusal(url, f"an address that gives an image ({why})") from error
 
-    def _connected(self, url: str, host: str, port: int, deadline: float) -> socket.socket:
-        """A connection to an address that was looked at: the name is not looked up again."""
+    def _connected(
+        self, url: str, scheme: str, host: str, port: int, deadline: float
+    ) -> tuple[http.client.HTTPConnection, socket.socket]:
+        """A connection to an address that was looked at: the name is not looked up again.
+
+        Of https it has shaken no hands yet, for that takes as long as the other side likes.
+        """
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [str(one[4][0]) for one in found]
         if not addresses or not all(map(self._may_reach, addresses)):
             raise _refusal(url, "a host with public addresses alone")
         left = max(0.01, deadline - time.monotonic())
-        return socket.create_connection((addresses[0], port), timeout=left)
+        sock = socket.create_connection((addresses[0], port), timeout=left)
+        connection = http.client.HTTPConnection(host, port)
+        if scheme == "https":
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(host, port, context=context)
+            # it takes the place of the plain socket, which has no connection from here on
+            sock = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+        connection.sock = sock
+        return connection, sock
 
 
 def _parsed(url: str) -> SplitResult:
@@ -205,7 +208,8 @@ def _checked(url: str, data: bytes) -> bytes:
 
 def _cut(sock: socket.socket) -> None:
     with suppress(OSError):  # it has ended
-        sock.shutdown(socket.SHUT_RDWR)
+        # not SSLSocket's own, after which the reading thread would take ciphertext for the image
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _refusal(url: str, allowed: str) -> ValidationError:

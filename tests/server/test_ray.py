@@ -42,6 +42,8 @@ def test_a_configuration_is_a_command_line_of_serve() -> None:
         ({"engine_kwargs": {"port": 1}}, "engine_kwargs.port"),
         ({"engine_kwargs": {"model": "x"}}, "engine_kwargs.model"),
         ({"engine_kwargs": {"ssl-certfile": "x"}}, "engine_kwargs.ssl-certfile"),
+        ({"engine_kwargs": {"model": "x"}}, "engine_kwargs.model.*model_loading_config"),
+        ({"engine_kwargs": {"served-model-name": "x"}}, "engine_kwargs.served-model-name"),
         ({"deployment_config": [1]}, "deployment_config"),
     ],
 )
@@ -54,12 +56,12 @@ def test_what_is_not_known_is_refused_by_its_name(fields: dict[str, Any], messag
     ("kind", "wanted"),
     [
         (None, {}),
-        ("H200", {"num_gpus": 2, "resources": {}, "accelerator_type": "H200"}),
-        ("TPU-V6E", {"resources": {"TPU": 2}, "accelerator_type": "TPU-V6E"}),
+        ("H200", {"num_gpus": 6, "resources": {}, "accelerator_type": "H200"}),
+        ("TPU-V6E", {"resources": {"TPU": 6}, "accelerator_type": "TPU-V6E"}),
     ],
 )
 def test_a_replica_asks_for_its_devices(kind: str | None, wanted: dict[str, Any]) -> None:
-    kwargs = {"tensor_parallel_size": 2}
+    kwargs = {"tensor_parallel_size": 2, "data_parallel_size": 3}
     options = config(accelerator_type=kind, engine_kwargs=kwargs).options()
     assert options["ray_actor_options"] == wanted
 

@@ -207,15 +207,13 @@ def test_another_flag_makes_another_pod() -> None:
 @pytest.mark.parametrize("prefix", ["jaxserve", "vllm"])
 def test_the_autoscaler_asks_for_what_the_adapter_makes_of_our_metrics(prefix: str) -> None:
     """Prometheus' regular expressions are Go's, which agree with Python's on these."""
-    (rule,) = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text())["rules"][
-        "custom"
-    ]
-    (series,) = re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
+    rules = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     text = generate_latest(Metrics("tiny", prefix).registry).decode()
     gauges = re.findall(r"^# TYPE (\S+) gauge$", text, flags=re.MULTILINE)
-    name = rule["name"]
     provided = {
-        re.sub(name["matches"], name["as"].replace("${1}", r"\1"), gauge)
+        re.sub(rule["name"]["matches"], rule["name"]["as"].replace("${1}", r"\1"), gauge): rule
+        for rule in rules
+        for series in re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
         for gauge in gauges
         if re.search(series, gauge)
     }
@@ -226,7 +224,10 @@ def test_the_autoscaler_asks_for_what_the_adapter_makes_of_our_metrics(prefix: s
     asked = {
         one["pods"]["metric"]["name"]: one["pods"]["target"] for one in scaler["spec"]["metrics"]
     }
-    assert set(asked) == provided
+    assert set(asked) == set(provided)
+    # a pod has a series for each of its data-parallel engines
+    assert provided["jaxserve_num_requests_waiting"]["metricsQuery"].startswith("sum by")
+    assert provided["jaxserve_kv_cache_usage_perc"]["metricsQuery"].startswith("avg by")
     assert asked["jaxserve_num_requests_waiting"]["averageValue"] == "3"
     assert asked["jaxserve_kv_cache_usage_perc"]["averageValue"] == "750m"
     # the autoscaler alone says how many there are
@@ -272,6 +273,9 @@ REFUSED = [
     ({"autoscaling": {"kvCacheUsage": 80}}, "'/autoscaling/kvCacheUsage': maximum: got 80, want 1"),
     ({"workload": "Pod"}, "'/workload': value must be one of 'Deployment', 'LeaderWorkerSet'"),
     ({"config": {"port": 1}}, "config.port: the chart sets it, from a value of its own"),
+    ({"config": {"uds": "/tmp/one"}}, "config.uds: the probes"),
+    ({"config": {"allowed-hosts": ["a"]}}, "config.allowed-hosts: the probes"),
+    ({"config": {"ssl-certfile": "a"}}, "config.ssl-certfile: the probes"),
     (
         {"autoscaling": {"enabled": True, "minReplicas": 5}},
         "autoscaling.minReplicas: 5 is more than maxReplicas, 4",
@@ -290,6 +294,12 @@ def test_a_wrong_value_is_refused_by_its_name(values: dict[str, Any], message: s
 
     with pytest.raises(helm_python.HelmError, match=re.escape(message)):
         render(values)
+
+
+def test_rules_of_egress_are_added() -> None:
+    rule = {"ports": [{"protocol": "TCP", "port": 4317}]}
+    added = of_kind(render({"model": "m", "networkPolicy": {"egress": [rule]}}), "NetworkPolicy")
+    assert added["spec"]["egress"][2:] == [rule] and problem(added) is None
 
 
 def test_helm_lints_the_chart() -> None:

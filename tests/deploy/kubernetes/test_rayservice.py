@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from typing import Any
 
@@ -38,6 +39,9 @@ def test_its_application_is_one_that_the_builder_takes() -> None:
     # a replica's devices are there, and a worker for each replica
     limits = pod["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == config.options()["ray_actor_options"]["num_gpus"] == 1
+    # the autoscaler reads it so, quotes and backslashes dropped
+    told = json.loads(workers["rayStartParams"]["resources"][1:-1].replace("\\", ""))
+    assert told == {f"accelerator_type:{config.accelerator_type}": 1}
     scaling = config.deployment_config["autoscaling_config"]
     assert (workers["minReplicas"], workers["maxReplicas"]) == (
         scaling["min_replicas"],

@@ -41,6 +41,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- range list "model" "host" "port" "shutdown-timeout" "api-keys-file" -}}
 {{- if hasKey $.Values.config . }}{{ fail (printf "config.%s: the chart sets it, from a value of its own" .) }}{{ end -}}
 {{- end -}}
+{{- range $name, $_ := .Values.config -}}
+{{- if or (has $name (list "uds" "allowed-hosts")) (hasPrefix "ssl-" $name) -}}
+{{- fail (printf "config.%s: the probes ask each pod by its address over plain HTTP; an ingress or a mesh before the pods has it" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- $own := dict "host" "0.0.0.0" "port" (int .Values.port) "shutdown-timeout" (int .Values.drain.shutdownTimeoutSeconds) -}}
 {{- if .Values.model }}{{ $_ := set $own "model" .Values.model }}{{ end -}}
 {{- if .Values.secrets.apiKeys.name }}{{ $_ := set $own "api-keys-file" "/etc/jaxserve-keys/keys.yaml" }}{{ end -}}
