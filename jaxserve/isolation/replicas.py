@@ -279,9 +279,8 @@ class ReplicaClient:
             is_lost = one.is_dead
             try:
                 found += one.outputs()
-            except EngineDeadError:
-                if not is_lost:
-                    raise
+            except EngineDeadError:  # it may have died since
+                is_lost = True
             if is_lost and number not in self._given_up:
                 self._given_up.add(number)
                 if one.is_loaded:
