@@ -108,7 +108,9 @@ def _python(text: str) -> str | None:
         with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
             value = ast.literal_eval(text)
         if isinstance(value, dict | list):
-            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+            told = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            told.encode()  # half of a surrogate pair is a ValueError: no response could hold it
+            return told
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     return None
