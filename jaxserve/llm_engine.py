@@ -113,7 +113,7 @@ class LLMEngine(EngineCalls):
             ValidationError: a request that cannot be served.
         """
         self._check_ready(lora_request)
-        self._check_enqueued()
+        self._check_none_enqueued()
         if not isinstance(request_id, str) or request_id in self._opened.stepped:
             raise ValidationError("request_id", request_id, "text that no unfinished request has")
         waited = 0.0 if arrival_time is None else time.time() - arrival_time
@@ -131,11 +131,11 @@ class LLMEngine(EngineCalls):
         """Run one step. Returns the outputs that it brought.
 
         Raises:
-            ValidationError: a request that a feature has refused; the others go on. Or requests
-                of `LLM.enqueue` are unfinished.
+            ValidationError: a request that a feature has refused; the others go on. Or there are
+                requests of `LLM.enqueue`, whose outputs `wait_for_completion` takes.
             EngineDeadError: the engine has ended.
         """
-        self._check_enqueued()
+        self._check_none_enqueued()
         if self._failures:
             request_id, error = self._failures.popitem()
             self._opened.stepped.pop(request_id, None)
@@ -145,6 +145,7 @@ class LLMEngine(EngineCalls):
             is_vector = self._opened.stepped.get(output.request_id, False)
             if output.finished:
                 self._opened.stepped.pop(output.request_id, None)
+            output.weights_version = self._opened.requests.weights_version
             found.append(PoolingRequestOutput.of(output) if is_vector else output)
         self._failures |= self.client.take_failures()
         return found
@@ -152,11 +153,11 @@ class LLMEngine(EngineCalls):
     def abort_request(self, request_ids: str | list[str]) -> None:
         """End requests; ids that are not live are passed over."""
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
+            self._failures.pop(request_id, None)
             if self._opened.stepped.pop(request_id, None) is not None:
                 self.client.abort(request_id)
-                self._failures.pop(request_id, None)
 
-    def _check_enqueued(self) -> None:
+    def _check_none_enqueued(self) -> None:
         if enqueued := self._opened.requests.enqueued:
             allowed = "none: call wait_for_completion first"
             raise ValidationError("enqueued requests", len(enqueued), allowed)

@@ -139,10 +139,10 @@ def _left_of_cgroups(root: Path, reserve: float) -> list[int]:
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
-            base, limit, usage, cache = "", "memory.max", "memory.current", "inactive_file"
+            base, limit, usage, prefix = "", "memory.max", "memory.current", ""
         elif "memory" in controllers.split(","):
             base, limit = "memory", "memory.limit_in_bytes"
-            usage, cache = "memory.usage_in_bytes", "total_inactive_file"
+            usage, prefix = "memory.usage_in_bytes", "total_"
         else:
             continue
         # in a container the path may be the host's, of which only the root is there
@@ -151,7 +151,9 @@ def _left_of_cgroups(root: Path, reserve: float) -> list[int]:
             folder = root / "sys/fs/cgroup" / base / place
             most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
             if most.isdigit() and used.isdigit():
-                reclaimable = _numbers(folder / "memory.stat").get(cache, 0)
+                stat = _numbers(folder / "memory.stat")
+                pages = (f"{prefix}inactive_file", f"{prefix}active_file")  # as of MemAvailable
+                reclaimable = sum(stat.get(name, 0) for name in pages)
                 free = max(0, int(most) - int(used) + reclaimable)
                 left.append(free - int(reserve * int(most)))
     return left

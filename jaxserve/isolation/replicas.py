@@ -279,7 +279,7 @@ class ReplicaClient:
             is_lost = one.is_dead
             try:
                 found += one.outputs()
-            except EngineDeadError:  # it may have ended since
+            except EngineDeadError:  # it may have died since
                 is_lost = True
             if is_lost and number not in self._given_up:
                 self._given_up.add(number)

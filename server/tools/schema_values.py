@@ -109,7 +109,7 @@ def _python(text: str) -> str | None:
             value = ast.literal_eval(text)
         if isinstance(value, dict | list):
             told = json.dumps(value, ensure_ascii=False, allow_nan=False)
-            told.encode()  # a half of a surrogate pair is a ValueError: no response could hold it
+            told.encode()  # half of a surrogate pair is a ValueError: no response could hold it
             return told
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None

@@ -155,10 +155,10 @@ def _unwrapped(value: str, name: str, known: Mapping[str, Any], separator: str) 
         inner = json.loads(inner) if isinstance(inner, str) else inner
         if isinstance(inner, dict) and inner and inner.keys() <= known.keys():
             told = json.dumps(inner, ensure_ascii=False, allow_nan=False)
-            told.encode()  # a half of a surrogate pair is a ValueError: no response could hold it
+            told.encode()  # half of a surrogate pair is a ValueError: no response could hold it
             return f"{separator}{told[1:-1]}"
     except (ValueError, RecursionError):
-        pass  # it is no JSON, or was cut off
+        pass  # it is no JSON that can be told, or was cut off
     return f"{separator}{_quoted(name)}: {value}"
 
 

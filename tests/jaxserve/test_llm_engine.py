@@ -66,6 +66,7 @@ def test_requests_are_aborted_and_refused_by_their_ids(engine: LLMEngine) -> Non
     with pytest.raises(ValidationError, match="request_id"):
         engine.add_request("a", PROMPTS[0], GREEDY)
     engine.step()
+    engine._failures["a"] = ValidationError("a", 1, "none")  # as of a step that refused it
     engine.abort_request(["a", "no such"])
     assert not engine.has_unfinished_requests() and engine.step() == []
     engine.add_request("a", PROMPTS[0], GREEDY)

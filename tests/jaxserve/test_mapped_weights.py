@@ -113,7 +113,7 @@ def test_a_conversion_has_a_part_in_memory(
 
     monkeypatch.setattr(writer, "PART_BYTES", 30_000)
     monkeypatch.setattr(writer, "save_arrays", noted)
-    monkeypatch.setattr(engine_plan, "share_of_host", lambda asked: 0)
+    monkeypatch.setattr(engine_plan, "share_of_host", lambda _: 0)
     folder = model_folder(CASE)
     before = sum(x.nbytes for x in jax.live_arrays() if x.nbytes > 1000)
     convert(str(folder), tmp_path / "out", use_tqdm=False)

@@ -50,7 +50,7 @@ def test_a_limit_of_cgroup_v2_anywhere_above(tmp_path: Path) -> None:
         f"{base}/b/memory.current": 1 * GB,
         f"{base}/memory.max": 8 * GB,
         f"{base}/memory.current": 5 * GB,
-        f"{base}/memory.stat": f"anon 1\ninactive_file {2 * GB}\n",
+        f"{base}/memory.stat": f"anon 1\ninactive_file {GB}\nactive_file {GB}\n",
     }
     assert available_bytes(files(tmp_path, contents)) == (8 - 5 + 2) * GB
     assert available_bytes(files(tmp_path, {f"{base}/memory.max": 100 * GB})) == HOST
@@ -84,7 +84,8 @@ def test_a_limit_of_cgroup_v1_in_a_container(tmp_path: Path) -> None:
         "proc/self/cgroup": "9:cpu:/\n4:hugetlb,memory:/docker/123\n0::/\n",
         f"{base}/memory.limit_in_bytes": 4 * GB,
         f"{base}/memory.usage_in_bytes": 1 * GB,
-        f"{base}/memory.stat": f"inactive_file 5\ntotal_inactive_file {GB // 2}\n",
+        f"{base}/memory.stat": f"inactive_file 5\n"
+        f"total_inactive_file {GB // 4}\ntotal_active_file {GB // 4}\n",
     }
     assert available_bytes(files(tmp_path, contents)) == 7 * GB // 2
 

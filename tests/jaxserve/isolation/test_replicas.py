@@ -7,7 +7,8 @@ import signal
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client import generate_latest
@@ -37,6 +38,21 @@ def kill(one: Serving, number: int) -> None:
     pid = one.client.pids[number]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+
+
+def test_an_engine_that_dies_while_outputs_are_read_fails_no_stream_of_the_others() -> None:
+    def dies() -> None:
+        raise EngineDeadError("gone")
+
+    given_up: list[int] = []
+    common: dict[str, Any] = {"is_dead": False, "is_loaded": True, "is_ready": True, "error": None}
+    dead = SimpleNamespace(**common, outputs=dies, give_up=lambda: given_up.append(0))
+    alive = SimpleNamespace(**common, outputs=lambda: ["an output"])
+    client = SimpleNamespace(
+        is_dead=False, _engines=(dead, alive), _given_up=set(), _is_closing=True, _routing=None
+    )
+    assert ReplicaClient.outputs(cast(Any, client)) == ["an output"]
+    assert given_up == [0] and client._given_up == {0}
 
 
 @pytest.mark.slow

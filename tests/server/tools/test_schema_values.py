@@ -47,6 +47,7 @@ from server.tools.schema_values import json_of, types_of
         (r"['\ud83d']", "array", r"['\ud83d']"),
         ("9" * 5000, "integer", "9" * 5000),
         ("[" * 100_000, "array", "[" * 100_000),
+        (r"['\ud83d\ude00']", "array", r"['\ud83d\ude00']"),
         ("[5]", "", [5]),
         ("five", "", "five"),
     ],

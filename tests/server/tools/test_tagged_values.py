@@ -25,6 +25,8 @@ PROPERTIES: dict[str, Any] = {
 SCHEMA = {"type": "object", "properties": PROPERTIES, "$defs": {"Nested": {"type": "object"}}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 
+SURROGATE = r'{"text": "\ud83d"}'  # half of a pair, which no response could hold
+
 PIECES = st.text(st.sampled_from('<>/\n\\"{é parmetucn=_'), max_size=8)
 VALUES = st.fixed_dictionaries(
     {},
@@ -146,7 +148,7 @@ def test_a_schema_goes_before_what_the_model_says_of_a_value() -> None:
         ("{}", None),
         ("[1", None),
         ('{"number": NaN}', None),
-        (r'{"text": "\ud83d"}', None),
+        (SURROGATE, None),
     ],
 )
 def test_an_object_around_all_arguments_is_none_of_them(
@@ -155,11 +157,11 @@ def test_an_object_around_all_arguments_is_none_of_them(
     tag = f'<｜DSML｜parameter name="arguments" string="{is_text}">{inner}</｜DSML｜parameter>'
     text = f'<｜DSML｜invoke name="f">{tag}</｜DSML｜invoke>'
     if expected is None:
-        is_json = is_text == "false" and not inner.startswith("[") and "NaN" not in inner
+        is_json = is_text == "false" and inner in ("{}", '{"other": 1}', SURROGATE)
         expected = {"arguments": json.loads(inner) if is_json else inner}
     for way in ([text], [*text]):
         ((_, told),) = read(tool_parser("deepseek_v32", TOOLS), *way).calls
-        assert json.loads(told) == expected
+        assert told.encode() and json.loads(told) == expected
 
 
 def test_texts_come_as_they_are_written_and_other_values_whole() -> None:
