@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +25,6 @@ from jaxserve.execution.host_memory import check_limits, trim
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.isolation.places import VISIBLE
 from jaxserve.loading.cold_tier import cold_store
 from jaxserve.loading.engine_plan import EnginePlan, choose, decide, fetch_weights
 from jaxserve.loading.hub import ModelFiles, locate
@@ -130,11 +128,6 @@ def _require_own_devices(config: EngineConfig, mesh: Mesh) -> None:
     platform, engines = mesh.devices.flat[0].platform, config.data_parallel_size
     if engines > 1 and platform not in ("cpu", "gpu"):
         allowed = f"1 on devices of the kind {platform}, which one process takes all of"
-        raise ValidationError("data_parallel_size", engines, allowed)
-    own = os.environ.get(VISIBLE, "").split(",")
-    # the first engine loads before the others, which are given theirs in the same way
-    if engines > 1 and platform == "gpu" and ("" in own or len(own) != mesh.devices.size):
-        allowed = f"1 where {VISIBLE} does not name the GPUs: name all of them in the server's"
         raise ValidationError("data_parallel_size", engines, allowed)
 
 

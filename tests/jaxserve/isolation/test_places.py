@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import SimpleNamespace
-from typing import Any, cast
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +13,6 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.isolation import places as places_module
 from jaxserve.isolation.places import VISIBLE, core_places, gpu_places, places, visible_gpus
-from jaxserve.loading.engine_build import _require_own_devices
 from jaxserve.processes.launch import ANYWHERE, EarlyProcess, Place
 
 
@@ -85,16 +81,3 @@ def test_a_process_has_the_cores_and_variables_of_its_place(monkeypatch, tmp_pat
         stream.sendall(b"x")
         assert stream.recv(100).decode() == repr(({core}, "here"))
     assert process.wait(20) == 0
-
-
-def test_engines_that_would_share_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = np.array([SimpleNamespace(platform="gpu")] * 2)
-    mesh, two = SimpleNamespace(devices=devices), EngineConfig(model="m", data_parallel_size=2)
-    for named in (None, "", "0,1,2,3"):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if named is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-        with pytest.raises(ValidationError, match=r"data_parallel_size=2.*name all of them"):
-            _require_own_devices(two, cast(Any, mesh))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    _require_own_devices(two, cast(Any, mesh))
