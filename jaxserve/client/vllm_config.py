@@ -130,7 +130,8 @@ class ParallelNames(_Names):
 
     Attributes:
         tensor_parallel_size, world_size: devices.
-        pipeline_parallel_size, data_parallel_size: 1.
+        pipeline_parallel_size: 1.
+        data_parallel_size: engines beside each other.
         data_parallel_rank, rank: 0.
     """
 
@@ -192,5 +193,9 @@ class VllmNames(_Names):
                 policy=asked.scheduling_policy,
                 async_scheduling=asked.overlap,
             ),
-            ParallelNames(tensor_parallel_size=num_devices, world_size=num_devices),
+            ParallelNames(
+                tensor_parallel_size=num_devices,
+                world_size=num_devices,
+                data_parallel_size=asked.data_parallel_size,
+            ),
         )
