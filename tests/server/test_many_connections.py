@@ -263,7 +263,6 @@ def test_where_descriptors_run_out_health_is_told_and_the_log_says_so(
         assert silent[-1].recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.slow
 def test_a_websocket_behind_a_request_does_not_end_its_answer(
     port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,6 @@ SWITCHING = textwrap.dedent(
 )
 
 
-@pytest.mark.slow
 def test_off_is_off_even_where_the_process_has_a_folder(tmp_path):
     command = [sys.executable, "-c", SWITCHING, str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

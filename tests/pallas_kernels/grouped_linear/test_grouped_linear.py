@@ -150,7 +150,6 @@ def test_e4m3_with_scales_by_group(backend: str, gated: bool) -> None:
     np.testing.assert_allclose(found, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("poison_outside")
 def test_rows_may_be_rounded_before() -> None:
     x, weight = operands("bfloat16")

@@ -224,7 +224,6 @@ class BoundRun(Run):
         }
 
 
-@pytest.mark.slow
 def test_what_later_arrivals_are_given_is_bounded() -> None:
     num_overtaken = 0
 
