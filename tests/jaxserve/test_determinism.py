@@ -30,7 +30,7 @@ from tests.quantized_models import CASES as QUANTIZED
 from tests.quantized_models import quantize_folder
 
 MODEL = str(bundled_model_path())
-SCHEDULES = 150  # of a case; a share of the slow tests has one at least
+SCHEDULES = 100  # of a case; a share of the slow tests has one at least
 REQUESTS = 64
 MOST = 12  # requests of a schedule
 
