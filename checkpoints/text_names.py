@@ -1,4 +1,4 @@
-"""Names of tensors in checkpoints of models that read images: by one name whoever wrote them."""
+"""Names of tensors in checkpoints of models that read images: one, whichever release wrote them."""
 
 from __future__ import annotations
 

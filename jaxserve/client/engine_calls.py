@@ -38,7 +38,7 @@ class OpenedEngine:
         client: serves its requests, one step a call of `outputs`.
         plan: what was decided.
         footprint, seconds: of the start, see `LoadedEngine`.
-        requests: of calls that wait for all of theirs.
+        requests: runs calls of `LLM` that wait for all their requests.
         sleeping: its sleep mode.
         profile, profile_folder: what records its work, and where to.
         can_reload: whether a folder has the weights.

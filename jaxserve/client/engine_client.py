@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -214,7 +214,7 @@ class EngineClient(ABC):
         """
         for one in prepared:
             self._check_id(one.request_id)
-        with self._counted():
+        with counted(self.metrics.record_refused):
             self.ledger.admit({one.request_id: work_of(one.group, self.number) for one in prepared})
 
     def add(self, prepared: PreparedRequest) -> None:
@@ -254,7 +254,7 @@ class EngineClient(ABC):
         Raises:
             QueueFullError: too much waits already, by the configured limits.
         """
-        with self._counted():
+        with counted(self.metrics.record_refused):
             self.ledger.check(client, requests)
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -361,14 +361,6 @@ class EngineClient(ABC):
         self.metrics.record_refused("max_queue_wait")
         text = f"the request had no first step within {most:g} s"
         self._failures[request_id] = QueueFullError("max_queue_wait", text, most)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        try:
-            yield
-        except QueueFullError as error:
-            self.metrics.record_refused(error.limit)
-            raise
 
     def _take(self, step: StepOutput) -> list[RequestOutput]:
         """Turn one step's tokens into outputs, and end sequences that met a stop string."""
@@ -486,3 +478,13 @@ class LocalClient(EngineClient):
 
     def _post(self, body: Body) -> None:
         self.engine.handle(body)
+
+
+@contextmanager
+def counted(record_refused: Callable[[str], None]) -> Iterator[None]:
+    """Requests that are refused within for want of room are counted by the limit."""
+    try:
+        yield
+    except QueueFullError as error:
+        record_refused(error.limit)
+        raise

@@ -89,7 +89,7 @@ class CacheNames(_Names):
 
     Attributes:
         block_size: tokens a page.
-        num_gpu_blocks: pages of the device, the one for what nobody reads included.
+        num_gpu_blocks: pages of the device, the scratch page included.
         num_cpu_blocks: pages of the host's memory.
         cache_dtype: format of keys and values.
         enable_prefix_caching, gpu_memory_utilization: as they were asked for.

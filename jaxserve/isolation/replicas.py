@@ -8,8 +8,7 @@ which engine has which request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +18,11 @@ from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.messages import Action, AddGroup, EngineStats
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.step_history import StepHistory
-from jaxserve.client.engine_client import work_of
+from jaxserve.client.engine_client import counted, work_of
 from jaxserve.client.input_processor import InputProcessor, PreparedRequest
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.resolved_config import ResolvedConfig
-from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
+from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.isolation.looks import Looks
 from jaxserve.isolation.places import places, settings_of_engine
 from jaxserve.isolation.process_client import ProcessClient
@@ -205,7 +204,7 @@ class ReplicaClient:
         Raises:
             QueueFullError: too much waits already, by the configured limits.
         """
-        with self._counted():
+        with counted(self.metrics.record_refused):
             self.ledger.check(client, requests)
 
     def admit(self, prepared: Sequence[PreparedRequest]) -> None:
@@ -224,7 +223,7 @@ class ReplicaClient:
             engine = self._route(one.group, work)
             asked[one.request_id] = mine = work_of(one.group, engine)
             work[engine] += mine.num_prompt + mine.sequences * mine.output_work
-        with self._counted():
+        with counted(self.metrics.record_refused):
             self.ledger.admit(asked)
 
     def add(self, prepared: PreparedRequest) -> None:
@@ -308,7 +307,7 @@ class ReplicaClient:
     def control(self, action: Action, folder: str = "") -> None:
         """Ask for something of all engines; see `Control`. Each records into a folder of its own.
 
-        An engine that loads is told when it is there whether it is to pause or to sleep.
+        The client tells an engine that loads to pause or to sleep once the engine is ready.
         """
         if self._routing is not None and action in EMPTIES:
             for number, _ in enumerate(self._engines):
@@ -389,11 +388,3 @@ class ReplicaClient:
         names = [f"session {session} {client}"] if session else []
         names += [] if group.cache_salt is None else [f"salt {group.cache_salt}"]
         return self._routing.choose(work, len(tokens), keys, names=names, client=client)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        try:
-            yield
-        except QueueFullError as error:
-            self.metrics.record_refused(error.limit)
-            raise

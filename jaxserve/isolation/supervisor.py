@@ -327,8 +327,8 @@ class Supervisor:
 def again(asked: EngineConfig, ready: Ready) -> EngineConfig:
     """What the next process is told: the files that are here, and what requests were promised.
 
-    It takes what memory is free, since other engines have theirs. It begins as soon as it can,
-    where the rest is compiled in the background.
+    The process takes all memory that is free, since the other engines have theirs. It begins as
+    soon as it can, where the rest is compiled in the background.
     """
     resolved, programs = ready.config, ready.config.programs
     return replace(
