@@ -9,7 +9,7 @@ MODEL ?=
 # one more than cores: tests wait for servers, timers and compilers
 WORKERS := $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 
-.PHONY: serve test test-slow lint format clean
+.PHONY: serve test test-slow lint format docs clean
 
 serve: $(VENV)/.server
 	$(BIN)/jaxserve serve $(MODEL) --port $(PORT)
@@ -39,6 +39,10 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# a site in build/site
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -f deploy/site/mkdocs.yml
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"jaxserve needs Python >= 3.11, this is {v.major}.{v.minor}: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -63,6 +67,10 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 
 $(VENV)/.lint: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[lint]'
+	touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[docs]'
 	touch $@
 
 clean:

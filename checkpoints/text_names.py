@@ -1,4 +1,4 @@
-"""Names of a text model's tensors in checkpoints of models that read images as well."""
+"""Names of tensors in checkpoints of models that read images: one, whichever release wrote them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ _PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
+    ("model.vision_tower.vision_model.", "vision_tower."),
+    ("model.vision_tower.", "vision_tower."),
+    ("vision_tower.vision_model.", "vision_tower."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
 )
 
 
 def text_name(name: str) -> str:
-    """The name that a tensor of the text model has where there is no other; others as they are."""
+    """A text model's tensor by the name that it has where there is no other; those of the encoder
+    of images by their modules; others as they are."""
     for prefix, own in _PREFIXES:
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)

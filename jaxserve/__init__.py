@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxserve.config.engine_args import AsyncEngineArgs, EngineArgs
     from jaxserve.config.engine_config import EngineConfig, Isolation
     from jaxserve.config.flags import FlexibleArgumentParser
+    from jaxserve.execution.features.feature import Feature
     from jaxserve.llm import LLM
     from jaxserve.llm_engine import LLMEngine
     from jaxserve.models.model_registry import ModelRegistry

@@ -23,6 +23,7 @@ from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import EngineDeadError, PausedError, ShutdownError, ValidationError
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
+from jaxserve.observability.united_metrics import UnitedMetrics
 from jaxserve.outputs import RequestOutput
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Ledger
@@ -31,6 +32,7 @@ from jaxserve.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from jaxserve.client.thread_client import ThreadClient
     from jaxserve.isolation.process_client import ProcessClient
+    from jaxserve.isolation.replicas import ReplicaClient
     from jaxserve.processes.launch import EarlyProcess
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class AsyncEngine:
         asked: what the user asked for; `self.config` is what became of it, once ready.
         start: load in the background at once; else `start()` does.
         isolation: run the engine in a process of its own, which is started again when it dies or
-            hangs; None: in a thread of this one.
+            hangs, or as many of them as `data_parallel_size` says; None: in a thread of this one.
         early: that process, where it has been started already.
 
     Attributes:
@@ -70,7 +72,6 @@ class AsyncEngine:
         self._clock = ClientClock(whole_thread=True)
         self.client = self._make_client(asked, isolation, early)
         self.is_isolated = isolation is not None
-        self.metrics.watch_processes(self.client.processes)
         self.on_ended: Callable[[PreparedRequest, RequestOutput | None], None] | None = None
         self.is_draining = False
         self.refusal: str | None = None
@@ -86,12 +87,16 @@ class AsyncEngine:
 
     def _make_client(
         self, config: EngineConfig, isolation: Isolation | None, early: EarlyProcess | None
-    ) -> ThreadClient | ProcessClient:
+    ) -> ThreadClient | ProcessClient | ReplicaClient:
         # imported here: an engine in another process needs no jax in this one
         if isolation is None:
             from jaxserve.client.thread_client import ThreadClient
 
             return ThreadClient(config, self._clock, self._wake)
+        if config.data_parallel_size > 1:
+            from jaxserve.isolation.replicas import ReplicaClient
+
+            return ReplicaClient(config, self._clock, self._wake, isolation, early)
         from jaxserve.isolation.process_client import ProcessClient
 
         return ProcessClient(config, self._clock, self._wake, isolation, early)
@@ -109,13 +114,13 @@ class AsyncEngine:
         return self.client.config
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Metrics | UnitedMetrics:
         return self.client.metrics
 
     @property
-    def history(self) -> StepHistory:
-        """The engine's last steps."""
-        return self.client.history
+    def histories(self) -> list[StepHistory]:
+        """The last steps of each engine."""
+        return self.client.histories
 
     @property
     def is_ready(self) -> bool:
@@ -163,7 +168,7 @@ class AsyncEngine:
         """Wait until the engine is warmed up.
 
         Raises:
-            Whatever loading raised.
+            Exception: what loading raised.
         """
         self._use_loop()
         while not self.client.is_ready:

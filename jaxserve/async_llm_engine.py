@@ -23,7 +23,9 @@ from jaxserve.boundary.messages import Action
 from jaxserve.client.input_processor import Params, Prompt
 from jaxserve.client.sleep import ABORT, KEEP, MODES, WAIT, Sleep, check_mode, check_tags
 from jaxserve.client.tokenization_kwargs import Tokenization
+from jaxserve.client.vllm_config import ModelNames, VllmNames
 from jaxserve.config.engine_args import EngineArgs
+from jaxserve.config.engine_config import Isolation
 from jaxserve.config.profiler_config import (
     FOLDER,
     ProfilerConfig,
@@ -32,6 +34,8 @@ from jaxserve.config.profiler_config import (
 )
 from jaxserve.config.settings import Integer
 from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.loading.hub import locate
+from jaxserve.observability.engine_gauges import load_line
 from jaxserve.observability.profiler_trace import new_trace, traces
 from jaxserve.outputs import PoolingRequestOutput, RequestOutput
 from jaxserve.params.lora_request import LoRARequest, refuse_adapter
@@ -82,12 +86,14 @@ class AsyncLLMEngine:
 
         Raises:
             ValidationError: a setting that cannot be served.
-            Whatever loading raised.
+            Exception: what loading raised.
         """
         if stat_loggers is not None:
             raise ValidationError("stat_loggers", stat_loggers, "None")
         folder = ProfilerConfig.of(engine_args.profiler_config).torch_profiler_dir
-        engine = AsyncEngine(replace(engine_args, profiler_config=None).create_engine_config())
+        config = replace(engine_args, profiler_config=None).create_engine_config()
+        isolation = Isolation() if config.data_parallel_size > 1 else None  # a process each
+        engine = AsyncEngine(config, isolation=isolation)
         while not engine.is_ready:
             if engine.is_dead:
                 raise engine.error or EngineDeadError("the engine was shut down while it loaded")
@@ -348,6 +354,16 @@ class AsyncLLMEngine:
         """The same."""
         return self.tokenizer
 
+    @property
+    def vllm_config(self) -> VllmNames:
+        """What the engine was made with, under vLLM's names."""
+        return VllmNames.of(self.engine.config, str(locate(self.engine.asked).model))
+
+    @property
+    def model_config(self) -> ModelNames:
+        """`vllm_config.model_config`."""
+        return self.vllm_config.model_config
+
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
@@ -377,15 +393,8 @@ class AsyncLLMEngine:
         return len(self.engine.live_requests)
 
     async def do_log_stats(self) -> None:
-        """A line of the log: queues, pages and the tokens so far."""
-        stats = self.engine.client.stats()
-        logger.info(
-            "running: %d, waiting: %d, pages in use: %.1f%%, steps: %d",
-            stats.num_running,
-            stats.num_waiting,
-            100 * stats.page_usage,
-            stats.num_steps,
-        )
+        """A line of the log: queues, pages and the steps so far."""
+        logger.info(load_line(self.engine.client.stats()))
 
     def shutdown(self, timeout: float | None = None) -> asyncio.Task[None]:
         """Begin to end the engine and every request; the task that comes back has ended them.

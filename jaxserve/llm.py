@@ -9,34 +9,24 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from flax import nnx
-
-from jaxserve.boundary.messages import EngineStats
-from jaxserve.client.blocking_requests import Bar, BlockingRequests
+from jaxserve.client.blocking_requests import Bar
 from jaxserve.client.call_arguments import list_of_prompts, one_a_prompt
 from jaxserve.client.chat_prompts import Message, chat_prompts
-from jaxserve.client.engine_client import LocalClient
+from jaxserve.client.engine_calls import EngineCalls, OpenedEngine
 from jaxserve.client.input_processor import PreparedRequest, Prompt
 from jaxserve.client.instruments import Instruments
 from jaxserve.client.likelihood import SCORING, Loglikelihood, parted, scores_of
 from jaxserve.client.pair_prompts import PairText, scoring_params
 from jaxserve.client.similarity import check_scores, pair_up, score
-from jaxserve.client.sleep import ABORT, Sleep, check_mode
-from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_args import EngineArgs
-from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.profiler_config import ProfilerConfig
-from jaxserve.config.vllm_arguments import own_settings
 from jaxserve.errors import ValidationError
-from jaxserve.loading.engine_build import load_engine
+from jaxserve.llm_engine import LLMEngine
 from jaxserve.loading.live_weights import weights_of_folder, weights_of_tree
 from jaxserve.models.store import save_model
-from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
-from jaxserve.observability.metric_values import Metric, metric_values
 from jaxserve.observability.pictures import Pictures
-from jaxserve.observability.profiler_trace import Profile
 from jaxserve.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -48,18 +38,15 @@ from jaxserve.outputs import (
 )
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.params.beam_search_params import BeamSearchParams
-from jaxserve.params.lora_request import LoRARequest, refuse_adapter
+from jaxserve.params.lora_request import LoRARequest
 from jaxserve.params.pooling_params import CLASSIFY, EMBED, PoolingParams
 from jaxserve.params.probes import Capture, Intervention
 from jaxserve.params.prompts import TokensPrompt
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.request.queueing import Queueing
-from jaxserve.tokenization.tokenizer import Tokenizer
-
-Found = TypeVar("Found")
 
 
-class LLM(Pictures):
+class LLM(EngineCalls, Pictures):
     """A model that generates in this process; use it from one thread.
 
     Args:
@@ -72,6 +59,7 @@ class LLM(Pictures):
 
     Attributes:
         client: serves its requests, one step a call of `outputs`.
+        llm_engine: the same engine under the names that it has in vLLM.
 
     Raises:
         ValidationError: names the setting that cannot be served.
@@ -86,151 +74,31 @@ class LLM(Pictures):
         profiler_config: ProfilerConfig | Mapping[str, Any] | None = None,
         **settings: Any,
     ):
-        self._profile_folder = ProfilerConfig.of(profiler_config).torch_profiler_dir
-        asked = EngineConfig.from_settings(model=str(model), **own_settings(settings))
-        loaded = load_engine(asked, shown=use_tqdm_on_load is not False)
-        self._decided, self._can_reload = loaded.decided, True
-        self._folder = Path(loaded.decided.model_path)
-        self.client = LocalClient(loaded)
-        self.config = loaded.decided.config
-        self.model_config = loaded.decided.model
-        self.backends = loaded.decided.backends
-        self.footprint = loaded.footprint
-        self.startup_seconds = loaded.seconds
-        self._requests = BlockingRequests(self.client)
+        opened = OpenedEngine(
+            model, use_tqdm_on_load=use_tqdm_on_load, profiler_config=profiler_config, **settings
+        )
+        super().__init__(opened)
+        self.model_config = opened.plan.model
+        self.backends = opened.plan.backends
+        self.footprint = opened.footprint
+        self.startup_seconds = opened.seconds
+        self.llm_engine = LLMEngine(opened)
+        self._requests = opened.requests
         self._instruments = Instruments(self.client)
-        self._sleep = Sleep(self.client)
-        self._profile = Profile()
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """An engine of vLLM's arguments; raises ValidationError for one that cannot be served."""
         return cls(**dataclasses.asdict(engine_args))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            ValidationError: the engine was made with `skip_tokenizer_init`.
-        """
-        return self.client.tokenizer
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The model's parameters as Flax has them: nested mappings of arrays.
-
-        They are the engine's own: what donates them ends it.
-
-        Raises:
-            EngineDeadError: the engine was closed.
-        """
-        params: dict[str, Any] = nnx.to_pure_dict(nnx.state(self.client.engine.runner.weights()))
-        return params
-
-    def apply_model(self, func: Callable[[dict[str, Any]], Found]) -> list[Found]:
-        """What a function finds in the model's parameters, in a list of one.
-
-        Args:
-            func: given `params`; what it returns changes nothing.
-
-        Raises:
-            ValidationError: the LLM sleeps.
-            EngineDeadError: the engine was closed.
-        """
-        self._check_ready(None)
-        return [func(self.params)]
-
-    def collective_rpc(
-        self, method: str | Callable[..., Any], timeout: float | None = None, *given: Any, **kw: Any
-    ) -> None:
-        """Raises ValidationError: there are no workers; `apply_model` and features are there."""
-        allowed = (
-            "nothing: there are no workers. apply_model(func) reads the parameters, "
-            "features=[...] run inside the step (docs/research.md)"
-        )
-        raise ValidationError("collective_rpc", method, allowed)
-
-    def stats(self) -> EngineStats:
-        """A snapshot of the engine: queues, pages, steps so far, where their time went."""
-        return self.client.stats()
-
-    def memory_report(self) -> dict[str, float]:
-        """Print what the KV pages hold and what the prefix cache has found; the same by name.
-
-        The names are those of `/metrics`, without the prefix.
-        """
-        stats = self.stats()
-        readings = [*memory_gauges(stats, self.client.page_bytes), *memory_counters(stats)]
-        for name, text, value in readings:
-            print(f"{name:22} {value:<16,.10g} {text}")
-        return {reading.name: reading.value for reading in readings}
-
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Have nothing found any more that was computed so far; True, since nothing hinders it.
-
-        Args:
-            reset_running_requests, reset_connector: vLLM's. Running requests hinder nothing and go
-                on with their pages, and there is no connector.
-        """
-        self.client.check_alive()
-        self.client.reset_prefix_cache()
-        return True
-
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` takes where it is given none: the model's own, by `generation_config`."""
         return SamplingParams(**self.config.sampling_defaults)  # type: ignore[arg-type]
 
-    def get_metrics(self) -> list[Metric]:
-        """The values of `/metrics` as plain objects: `Counter`, `Gauge` and `Histogram`."""
-        return metric_values(self.client.metrics.registry)
-
-    def start_profile(
-        self, folder: str | None = None, *, profile_prefix: str | None = None
-    ) -> None:
-        """Begin to record the work of host and device; raises ValidationError if one is recorded.
-
-        Args:
-            folder: None: `profiler_config`'s, or "jaxserve-profile".
-            profile_prefix: a folder for this record, in that one.
-        """
-        self._profile.start(Path(folder or self._profile_folder, profile_prefix or ""))
-
-    def stop_profile(self) -> Path:
-        """End the recording; a file for https://ui.perfetto.dev."""
-        return self._profile.stop()
-
-    def sleep(self, level: int = 1, mode: str = ABORT) -> None:
-        """Give the device memory away; programs stay compiled. What the prefix cache had is gone.
-
-        Args:
-            level: 1 keeps the weights in host memory, 2 reads them again at `wake_up`.
-            mode: "abort" or "wait", as of `AsyncLLMEngine.sleep`: no request runs meanwhile.
-
-        Raises:
-            ValidationError: another level or mode, or requests run.
-        """
-        check_mode(mode)
-        if level == 2 and not self._can_reload:
-            raise ValidationError("level", level, "1: update_weights took weights of no folder")
-        self._sleep.sleep(level)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Take the memory again: "weights", "kv_cache" or, when None, both; whether it has all."""
-        self._sleep.wake_up(tags)
-        return not self._sleep.is_sleeping
-
     @property
     def is_sleeping(self) -> bool:
         """Whether `wake_up` is needed before anything can be run."""
-        return self._sleep.is_sleeping
+        return self._opened.sleeping.is_sleeping
 
     def generate(
         self,
@@ -340,11 +208,11 @@ class LLM(Pictures):
         load: Callable[[], Any] | None = None
         if isinstance(weights, str | PathLike):
             mesh = make_mesh(self.config.asked.tensor_parallel_size)
-            load = partial(weights_of_folder, weights, self._decided, mesh)
+            load = partial(weights_of_folder, weights, self._opened.plan, mesh)
             model = load()
         else:
             model = weights_of_tree(weights, runner.weights())
-        self._can_reload = load is not None
+        self._opened.can_reload = load is not None
         runner.set_weights(model, load or runner.weights)
         self.client.reset_prefix_cache()
         self._requests.weights_version += 1
@@ -564,7 +432,7 @@ class LLM(Pictures):
     ) -> list[RequestOutput]:
         """The outputs of prompts that are pooled."""
         self._check_ready(lora_request)
-        items = self._tokenised(prompts, tokenization_kwargs)
+        items = self._tokenised(list_of_prompts(prompts), tokenization_kwargs)
         queueing = Queueing(time.monotonic(), timeout=timeout)
         asked_of_all = PoolingParams() if params is None else params
         every = one_a_prompt("pooling_params", asked_of_all, PoolingParams, len(items))
@@ -708,19 +576,21 @@ class LLM(Pictures):
             EngineDeadError: as `generate`.
         """
         self.client.check_alive()
-        self._sleep.check_awake()
+        self._opened.sleeping.check_awake()
         weights = self.client.engine.runner.weights()
         settings = self.config.model
-        save_model(weights, Path(path), dtype=settings.dtype, model_folder=self._folder)
-
-    def close(self) -> None:
-        """Stop background work and give back the device memory; the LLM cannot be used any more."""
-        self.client.close()
+        save_model(
+            weights,
+            Path(path),
+            dtype=settings.dtype,
+            model_folder=Path(self._opened.plan.model_path),
+        )
 
     def _check_ready(self, lora_request: LoRARequest | None) -> None:
-        self.client.check_alive()
-        self._sleep.check_awake()
-        refuse_adapter(lora_request)
+        super()._check_ready(lora_request)
+        if stepped := self._opened.stepped:
+            allowed = "none: run llm_engine.step until has_unfinished_requests is false"
+            raise ValidationError("unfinished requests", len(stepped), allowed)
 
     def _prepare_all(
         self,
@@ -734,7 +604,7 @@ class LLM(Pictures):
         interventions: Any = None,
     ) -> list[PreparedRequest]:
         self._check_ready(lora_request)
-        items = self._tokenised(prompts, tokenization_kwargs)
+        items = self._tokenised(list_of_prompts(prompts), tokenization_kwargs)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = one_a_prompt("sampling_params", sampling_params, SamplingParams, len(items))
@@ -751,16 +621,6 @@ class LLM(Pictures):
         self._instruments.check_bytes(prepared)
         self._instruments.ready()
         return prepared
-
-    def _tokenised(
-        self, prompts: Prompt | Sequence[Prompt], given: Mapping[str, Any] | None
-    ) -> list[Prompt]:
-        """The prompts of one call, as tokens where `tokenization_kwargs` say how."""
-        how = self._tokenization(given)
-        return [how.apply(prompt, self.client) for prompt in list_of_prompts(prompts)]
-
-    def _tokenization(self, given: Mapping[str, Any] | None) -> Tokenization:
-        return Tokenization.of(given, self.config.scheduler.max_model_len)
 
 
 def _text(given: Prompt) -> str:

@@ -177,9 +177,9 @@ class RequestOutput:
             the order of the positions: of the prompt and of the output but for its last token; of
             "logits", float32[tokens, V], what each token of the output was drawn from.
         weights_version: how often an `LLM` had updated its weights when it answered.
-        lora_request, encoder_prompt, encoder_prompt_token_ids, num_cache_creation_tokens,
-            prompt_token_id_logprobs, kv_transfer_params, ec_transfer_params: vLLM's, of what there
-            is not: None.
+        lora_request, encoder_prompt, encoder_prompt_token_ids: vLLM's, of what there is not: None.
+        num_cache_creation_tokens, prompt_token_id_logprobs: likewise.
+        kv_transfer_params, ec_transfer_params: likewise.
     """
 
     request_id: str

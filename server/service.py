@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
+from jaxserve.boundary.prompt_spans import NO_ID
+from jaxserve.client.images import image_data
 from jaxserve.client.input_processor import check_cache_salt, check_text_fits
 from jaxserve.errors import EngineDeadError, PausedError, QueueFullError, ValidationError
-from jaxserve.params.sampling_params import TOKEN_FIELDS
+from jaxserve.params.sampling_params import TOKEN_FIELDS, SamplingParams
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry
 from jaxserve.tokenization.truncation import Cut, asked_cut
@@ -186,6 +188,12 @@ class Service:
         return hashlib.sha256(json.dumps([client.name, given]).encode()).hexdigest()
 
     @property
+    def reads_images(self) -> bool:
+        """Whether conversations may have images."""
+        most = self.engine.config.asked.limit_mm_per_prompt
+        return self.engine.model_config.images is not None and most > 0
+
+    @property
     def sampling_defaults(self) -> Mapping[str, float]:
         """What the model's generation_config.json says of sampling."""
         return self.engine.config.sampling_defaults
@@ -215,8 +223,15 @@ class Service:
         add_special_tokens: bool,
         tools: Sequence[Mapping[str, Any]] = (),
         cut: Cut | None = None,
+        images: list[str] | None = None,
     ) -> list[int]:
         """Token ids of a conversation, or what is to be kept of them, by the model's template.
+
+        Args:
+            request: the conversation.
+            add_special_tokens, tools, cut: how it is rendered and tokenised.
+            images: takes the addresses of images, each of which has one token; None: a
+                conversation with images is refused.
 
         Raises:
             ValidationError: the template refuses the messages, or they cannot fit; the request
@@ -234,7 +249,7 @@ class Service:
         def encode() -> list[int]:
             tokenizer = self.engine.tokenizer
             text = tokenizer.render_chat(
-                request.render_messages(),
+                request.render_messages(images if self.reads_images else None),
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 chat_template=template,
@@ -252,6 +267,19 @@ class Service:
             return tokens if cut is None else cut.of(tokens)
 
         return await asyncio.to_thread(encode)
+
+    async def with_places(self, tokens: list[int], images: Sequence[str]) -> list[int]:
+        """Token ids in which each image's token stands as often as the image takes places.
+
+        Raises:
+            ValidationError: images that cannot be read, or a prompt that cannot fit.
+        """
+        facts = self.engine.model_config.images
+        assert facts is not None
+        prompt = {"prompt_token_ids": tokens, **image_data(images)}
+        prepared = await self.engine.prepare(prompt, SamplingParams(max_tokens=1), "tokenize")
+        found = prepared.group.prompt_token_ids
+        return [facts.token_id if token == NO_ID else token for token in found]
 
     def cut(self, request: PromptRequest, reserved: int | None) -> Cut | None:
         """How prompts of a request are cut, `reserved` tokens of output in mind.

@@ -136,7 +136,7 @@ class Watch:
         self._status = ""
         self._cells: np.ndarray = np.zeros(0, np.uint16)
         self._timeline = Timeline()
-        self._last_step: StepRecord | None = None  # when the engine was looked at
+        self._last_steps: list[StepRecord | None] = []  # when the engine was looked at
         self._num_passed = QUIET  # times that it was not, since it had computed nothing
 
     async def _run(self) -> None:
@@ -169,11 +169,11 @@ class Watch:
 
     def _is_worth_a_look(self) -> bool:
         """A step has run since the last one, or it is long ago."""
-        step = self._service.engine.history.last
+        steps = [history.last for history in self._service.engine.histories]
         self._num_passed += 1
-        if step is self._last_step and self._num_passed < QUIET:
+        if steps == self._last_steps and self._num_passed < QUIET:
             return False
-        self._last_step, self._num_passed = step, 0
+        self._last_steps, self._num_passed = steps, 0
         return True
 
     def _frame_of(self, view: EngineView) -> Frame:
@@ -182,7 +182,7 @@ class Watch:
         host_cells = np.frombuffer(view.host_cells, "<u2")
         self._cells = cells
         now = time.monotonic()
-        new_bins = self._timeline.take(engine.history, now)
+        new_bins = self._timeline.take(engine.histories, now)
         sizes = {"pages": view.num_pages, "per": view.pages_per_cell}
 
         def whole() -> dict[str, Any]:

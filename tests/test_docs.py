@@ -17,6 +17,7 @@ import pytest
 from checkpoints import bundled_model_path
 from server.cli import build_parser
 from tests.hub_server import serve_hub
+from tests.image_models import make_image_model
 from tests.load_traces import write_trace
 
 ROOT = Path(__file__).parent.parent
@@ -169,6 +170,22 @@ def test_the_program_of_embeddings_runs(tmp_path: Path) -> None:
     said = done.stdout.splitlines()
     assert [line.split()[0] for line in said] == ["cosine", "text", "ids", "probs", "probs"]
     assert said[2].endswith("[7, 8, -1, -1, -1, -1, -1, 9]") and said[4].endswith(" 2")
+
+
+@pytest.mark.slow
+def test_the_program_of_images_runs(tmp_path: Path) -> None:
+    (program,) = blocks(ROOT / "docs" / "images.md", "python")
+    folder = make_image_model(tmp_path / "llava")
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("MODEL", str(folder))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    places, found = done.stdout.splitlines()[-2:]
+    assert places == "places 16" and int(found.removeprefix("found again ")) >= 16
 
 
 @pytest.mark.slow

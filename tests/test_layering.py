@@ -52,14 +52,15 @@ FLOORS = (
     "ROOT:functional",
     "ROOT:async_engine",
     "ROOT:async_llm_engine",
-    "ROOT:llm",
     "ROOT:llm_engine",
+    "ROOT:llm",
     "ROOT:__init__",
     "evaluation",
     "jobs",
     "bench",
     "simulation",
     "vllm_paths",
+    "ROOT:ray",
     "ROOT:__main__",
 )
 # The bundled model is trained and judged by torch, and nothing that serves imports these files.
@@ -70,6 +71,7 @@ TORCH_ALLOWED = {
 PROGRAMS = (
     ROOT / "jaxserve" / "vllm_paths" / "entrypoints" / "openai" / "api_server.py",
     ROOT / "jaxserve" / "__main__.py",
+    ROOT / "jaxserve" / "ray.py",  # which Ray imports
 )
 # Who may look at the clock of the wall, which jumps: dates for clients, and ages of files.
 WALL_CLOCK = {

@@ -38,6 +38,17 @@ _IMAGES = {
     "eoi_token_index": VOCAB_SIZE - 3,
 }
 
+# of LLaVA: images of 28 pixels, 4 x 4 patches
+_CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 7,
+}
+
 FAMILIES = (
     "llama",
     "mistral",
@@ -48,6 +59,7 @@ FAMILIES = (
     "gemma2",
     "gemma3",
     "gemma3_images",
+    "llava",
     "qwen3_moe",
     "mixtral",
 )
@@ -217,6 +229,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_biases": ("gemma3", {"attention_bias": True, "head_dim": 8, "sliding_window": 5}),
 }
 
+# those that read images, whose tests are their own
+IMAGE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llava": ("llava", {}),
+    "llava_full": (
+        "llava",
+        {"vision_feature_select_strategy": "full", "vision_feature_layer": [-1, 0, -2]},
+    ),
+    "llava_mistral": ("llava", {"model_type": "mistral", "sliding_window": 17}),
+}
+
+
+def _llava_config(**given: Any) -> Any:
+    """A LLaVA's config: what is not of LLaVA's own is of the language model."""
+    from transformers import LlavaConfig
+
+    own = {name: given.pop(name) for name in [*given] if name.startswith("vision_feature")}
+    text = {"model_type": "llama", **given}
+    return LlavaConfig(
+        vision_config=_CLIP, text_config=text, image_token_index=VOCAB_SIZE - 1, **own
+    )
+
 
 def make_hf_model(
     folder: str | Path,
@@ -253,6 +286,7 @@ def make_hf_model(
         Gemma3TextConfig,
         LlamaConfig,
         LlamaForCausalLM,
+        LlavaForConditionalGeneration,
         MistralConfig,
         MistralForCausalLM,
         MixtralConfig,
@@ -284,6 +318,7 @@ def make_hf_model(
             lambda **text: Gemma3Config(text_config=text, **_IMAGES),
             Gemma3ForConditionalGeneration,
         ),
+        "llava": (_llava_config, LlavaForConditionalGeneration),
     }
     config_class, model_class = classes[family]
     if classifies:
@@ -296,13 +331,24 @@ def make_hf_model(
                 weight.copy_(1.0 + 0.3 * torch.randn_like(weight))
             elif name.endswith("bias"):
                 weight.copy_(0.3 * torch.randn_like(weight))
+            elif "multi_modal_projector.linear" in name:
+                weight.copy_(0.2 * torch.randn_like(weight))
     model = model.to(getattr(torch, dtype))
     model.config.dtype = dtype
     model.save_pretrained(folder, max_shard_size=max_shard_size, safe_serialization=True)
+    if family == "llava":
+        save_image_processor(Path(folder), _CLIP["image_size"])
     return Path(folder)
 
 
+def save_image_processor(folder: Path, side: int) -> None:
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    square = {"height": side, "width": side}
+    CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=square).save_pretrained(folder)
+
+
 def make_case(folder: str | Path, case: str, **overrides: Any) -> Path:
-    """Saves the model of one of `CASES`; see `make_hf_model`."""
-    family, options = CASES[case]
+    """Saves the model of one of `CASES` or `IMAGE_CASES`; see `make_hf_model`."""
+    family, options = (CASES | IMAGE_CASES)[case]
     return make_hf_model(folder, family, **(options | overrides))

@@ -27,7 +27,8 @@ from benchmarks.determinism.requests import Asked, Told, difference
 from benchmarks.determinism.schedules import SETTINGS, drawn, run
 from benchmarks.determinism.serving import CHATS, asked_and_alone, deterministic_engine
 from checkpoints import bundled_model_path
-from jaxserve import LLMEngine
+from jaxserve import LLM
+from jaxserve.config.deterministic import DTYPES
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
 
 MOST = 12  # requests of a schedule
@@ -55,7 +56,7 @@ def against(reference: Path | None, dtype: str, answers: Sequence[Told]) -> int:
 
 
 def compared(
-    one: LLMEngine, requests: list[Asked], wanted: list[Told], rng: random.Random, count: int
+    one: LLM, requests: list[Asked], wanted: list[Told], rng: random.Random, count: int
 ) -> tuple[Counter[str], list[str]]:
     """Run `count` schedules; counts, and what differs."""
     counts, wrong = Counter[str](), []
@@ -83,7 +84,7 @@ def main(words: list[str] | None = None) -> int:
     add("--model", default=str(bundled_model_path()))
     add("--schedules", type=int, default=1000, help="of each type, over all settings")
     add("--requests", type=int, default=96, help="different ones")
-    add("--dtype", nargs="+", default=["bfloat16"], choices=["bfloat16"])
+    add("--dtype", nargs="+", default=["bfloat16"], choices=DTYPES)
     add("--quantization", choices=ONLINE_QUANTIZATIONS)
     add("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
     add("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))

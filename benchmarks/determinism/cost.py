@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.model_shapes import write_config
 from checkpoints import bundled_model_path
 from jaxserve import LLM, SamplingParams
+from jaxserve.config.deterministic import DTYPES
 from jaxserve.models.known_shapes import SHAPES
 
 BUNDLED = "bundled"
@@ -69,7 +70,7 @@ def main(words: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--model", nargs="+", default=[BUNDLED], choices=[BUNDLED, *SHAPES])
-    add("--dtype", nargs="+", default=["bfloat16"], choices=["bfloat16"])
+    add("--dtype", nargs="+", default=["bfloat16"], choices=DTYPES)
     add("--rows", type=int, nargs="+", default=[1, 16, 64])
     add("--rounds", type=int, default=7)
     add("--quick", action="store_true", help="one round of two rows")

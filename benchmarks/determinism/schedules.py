@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.determinism.requests import Asked, Told, told
-from jaxserve import LLMEngine
+from jaxserve import LLM
 
 LATEST = 30  # step of the last arrival
 
@@ -46,8 +46,9 @@ def drawn(rng: random.Random, count: int, most: int) -> list[Arrival]:
     return arrivals
 
 
-def run(engine: LLMEngine, requests: Sequence[Asked], arrivals: Sequence[Arrival]) -> Run:
+def run(llm: LLM, requests: Sequence[Asked], arrivals: Sequence[Arrival]) -> Run:
     """Serve a schedule, and tell how each of its requests was answered."""
+    engine = llm.llm_engine
     answers: dict[int, Told] = {}
     before, step = engine.stats(), 0
     coming = sorted(range(len(arrivals)), key=lambda place: arrivals[place].step)
@@ -74,12 +75,12 @@ def run(engine: LLMEngine, requests: Sequence[Asked], arrivals: Sequence[Arrival
     return Run(answers, counts)
 
 
-def alone(engine: LLMEngine, requests: Sequence[Asked]) -> list[Told]:
+def alone(llm: LLM, requests: Sequence[Asked]) -> list[Told]:
     """How each request is answered by itself, with nothing in the prefix cache."""
     found = []
     for index in range(len(requests)):
-        engine.reset_prefix_cache()
-        found.append(run(engine, requests, [Arrival(index, 0, None)]).answers[0])
+        llm.reset_prefix_cache()
+        found.append(run(llm, requests, [Arrival(index, 0, None)]).answers[0])
     return found
 
 

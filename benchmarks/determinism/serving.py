@@ -7,19 +7,19 @@ from typing import Any
 
 from benchmarks.determinism.requests import Asked, Told, made, next_turn
 from benchmarks.determinism.schedules import alone
-from jaxserve import LLMEngine
+from jaxserve import LLM
 
 CHATS = 6  # requests that go on for a second turn
 
 
-def deterministic_engine(model: str, dtype: str, **settings: Any) -> LLMEngine:
+def deterministic_engine(model: str, dtype: str, **settings: Any) -> LLM:
     """An engine with everything that the requests ask for."""
     asked = {"deterministic": True, "enable_embeddings": True, "use_tqdm_on_load": False}
-    return LLMEngine(model, dtype=dtype, **asked | settings)
+    return LLM(model, dtype=dtype, **asked | settings)
 
 
 def asked_and_alone(
-    engine: LLMEngine, rng: random.Random, count: int, longest: int
+    engine: LLM, rng: random.Random, count: int, longest: int
 ) -> tuple[list[Asked], list[Told]]:
     """Requests, and how each is answered alone; the last are second turns of chats.
 

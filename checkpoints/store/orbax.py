@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from checkpoints.errors import CheckpointError
 
 # restored at once: what is read lies beside what is made of it
 RESTORE_BYTES = 256 << 20
+SHARD_INDEX_BYTES = 20
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, Any]) -> None:
@@ -80,6 +83,27 @@ def restore_arrays(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # tensorstore raises ValueError, Orbax a dozen kinds
         raise CheckpointError(folder, f"cannot be restored ({_first_line(error)})") from error
     return found
+
+
+def array_file(folder: Path, name: str) -> Path | None:
+    """The file of a part that begins with an array's numbers, in C order and little-endian.
+
+    None: the array is in several pieces, as one cut for several devices, or compressed.
+    """
+    about = json.loads((folder / name / "zarr.json").read_text())
+    shape, grid, shard = about["shape"], about["chunk_grid"], about["codecs"][0]
+    inner = shard.get("configuration", {})
+    cuts = grid["configuration"]["chunk_shape"], inner.get("chunk_shape")
+    codecs = inner.get("codecs", [])
+    order = codecs[0].get("configuration", {}).get("endian", "little") if codecs else None
+    if cuts != (shape, shape) or [c["name"] for c in codecs] != ["bytes"] or order != "little":
+        return None
+    file = (folder / name / "c").joinpath(*"0" * len(shape))
+    with open(file, "rb") as opened:
+        # behind its only chunk: where that begins, its size and a checksum of both
+        opened.seek(-SHARD_INDEX_BYTES, os.SEEK_END)
+        begin = int.from_bytes(opened.read(8), "little")
+    return file if begin == 0 else None
 
 
 def _batches(wanted: Mapping[str, Any]) -> list[list[str]]:

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from checkpoints.errors import CheckpointError, TensorMismatchError
-from checkpoints.store.orbax import restore_arrays
+from checkpoints.store.orbax import array_file, restore_arrays
 from checkpoints.store.record import RECORD_FILE, WEIGHTS, Part, checksum, read_record
 
 
@@ -16,6 +18,8 @@ def restore_store(
     path: Path,
     wanted: Mapping[str, Any],
     told: Callable[[int, int], Any] = lambda done, total: None,
+    *,
+    mapped: bool = False,
 ) -> dict[str, Any]:
     """All arrays of a store, each straight to its devices.
 
@@ -24,10 +28,12 @@ def restore_store(
         wanted: name -> something with `shape`, `dtype` and `sharding`: all that the store has, and
             nothing else. Floats are cast to the type.
         told: how many bytes of files have been restored, and of how many, after each part.
+        mapped: leave the arrays in their files: NumPy arrays that read them, and cannot be written.
 
     Raises:
         TensorMismatchError: names or shapes differ; lists every difference.
-        CheckpointError: a file is missing, cut, or has changed.
+        CheckpointError: a file is missing, cut, or has changed; or an array is to be `mapped` and
+            its file has it in another form or type.
     """
     path = path.absolute()  # Orbax takes no other
     record = read_record(path)
@@ -49,12 +55,26 @@ def restore_store(
             for check, (name, part) in zip(checks, record.parts.items(), strict=True):
                 check.result()
                 own = {leaf: wanted[leaf] for leaf in part.leaves}
-                found |= restore_arrays(path / WEIGHTS / name, own)
+                place = path / WEIGHTS / name
+                found |= _mapped(place, own, part) if mapped else restore_arrays(place, own)
                 done += sizes[name]
                 told(done, sum(sizes.values()))
         finally:
             for check in checks:
                 check.cancel()
+    return found
+
+
+def _mapped(folder: Path, wanted: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, like in wanted.items():
+        dtype, stored = np.dtype(like.dtype), part.leaves[name].dtype
+        file = array_file(folder, name)
+        if dtype.name != stored or file is None:
+            kind = f"of {stored}, not {dtype}" if dtype.name != stored else "in several pieces"
+            problem = f"it cannot be mapped, for it is {kind}: convert again on this device"
+            raise CheckpointError(folder, problem, name)
+        found[name] = np.asarray(np.memmap(file, dtype, "r", shape=like.shape))
     return found
 
 

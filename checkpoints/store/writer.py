@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def write_store(
     *,
     about: Mapping[str, Any],
     small_files: Mapping[str, bytes],
+    read: Callable[[Sequence[str]], Mapping[str, Any]] | None = None,
     source: str = "",
     use_tqdm: bool = False,
 ) -> Record:
@@ -58,9 +59,10 @@ def write_store(
 
     Args:
         out: the folder; absent, empty, or a store.
-        arrays: JAX or NumPy arrays by name.
+        arrays: JAX or NumPy arrays by name; with `read` their shapes and types are enough.
         about: see `Record`.
         small_files: name -> content of the model folder's other files, config.json among them.
+        read: gives arrays by their names, those of a part at a time.
         source: what the arrays come from; "" never goes on with what is there.
         use_tqdm: show a progress bar where standard error is a terminal.
 
@@ -76,7 +78,8 @@ def write_store(
         with tqdm(total=len(parts), desc="writing", disable=None if use_tqdm else True) as bar:
             for name, wanted in parts.items():
                 if not _is_done(folder, record, name, wanted):
-                    record.parts[name] = _write_part(folder / WEIGHTS / name, wanted)
+                    whole = wanted if read is None else read(list(wanted))
+                    record.parts[name] = _write_part(folder / WEIGHTS / name, whole)
                     record.save(folder)
                 bar.update()
         for name, content in small_files.items():
@@ -142,7 +145,7 @@ def _parts(arrays: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     size = count = 0
     for name, array in arrays.items():
         part[name] = array
-        size += array.nbytes
+        size += array.size * np.dtype(array.dtype).itemsize
         if size >= PART_BYTES:
             yield f"{count:05}", part
             part, size, count = {}, 0, count + 1

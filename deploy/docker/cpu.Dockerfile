@@ -1,7 +1,7 @@
 # The server on CPUs. Built from the repository's root:
 #   docker build -f deploy/docker/cpu.Dockerfile -t jaxserve:cpu .
-# With --build-arg NATIVE=1 it has a C++ compiler, with which the server makes its own kernels for the machine at the
-# first start; without, it runs on XLA's alone, which is slower, and its start-up line says so.
+# Its C++ compiler makes the server's own kernels for the machine at the first start. With --build-arg NATIVE=0 there is
+# none: the server runs on XLA's kernels alone, which are slower, and its start-up line says so.
 FROM python:3.12.11-slim-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
@@ -11,13 +11,13 @@ COPY checkpoints checkpoints
 COPY server server
 COPY deploy/docker/slim.py /tmp/slim.py
 RUN python -m venv /opt/jaxserve \
-    && /opt/jaxserve/bin/pip install --no-cache-dir ".[server]" \
+    && /opt/jaxserve/bin/pip install --no-cache-dir ".[server,images]" \
     && python /tmp/slim.py /opt/jaxserve
 
 FROM python:3.12.11-slim-bookworm
 LABEL org.opencontainers.image.title="jaxserve" \
     org.opencontainers.image.licenses="Apache-2.0"
-ARG NATIVE=0
+ARG NATIVE=1
 # a release of Debian keeps its versions
 # hadolint ignore=DL3008
 RUN if [ "$NATIVE" = 1 ]; then \

@@ -9,7 +9,7 @@ COPY checkpoints checkpoints
 COPY server server
 COPY deploy/docker/slim.py /tmp/slim.py
 RUN python -m venv /opt/jaxserve \
-    && /opt/jaxserve/bin/pip install --no-cache-dir ".[server,tpu]" \
+    && /opt/jaxserve/bin/pip install --no-cache-dir ".[server,images,tpu]" \
     && python /tmp/slim.py /opt/jaxserve
 
 FROM python:3.12.11-slim-bookworm

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from jaxserve.boundary.image_facts import ImageFacts
+
 if TYPE_CHECKING:
     from jaxserve.tokenization.tokenizer import Tokenizer
 
@@ -18,6 +20,7 @@ class ModelFacts(Protocol):
         eos_token_ids: tokens that end a text.
         labels: of a model that classifies; () of one that generates.
         matryoshka: the sizes to which its vectors may be cut; (): any; None: they may not.
+        images: how it reads images; None: it reads text alone.
     """
 
     @property
@@ -37,6 +40,9 @@ class ModelFacts(Protocol):
 
     @property
     def matryoshka(self) -> tuple[int, ...] | None: ...
+
+    @property
+    def images(self) -> ImageFacts | None: ...
 
 
 def eos_token_ids(model: ModelFacts, tokenizer: Tokenizer | None) -> frozenset[int]:

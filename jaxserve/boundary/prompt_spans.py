@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxserve.boundary.image_facts import checked_pixels, image_places
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.prompt_embeds import checked_embeds
 from jaxserve.errors import ValidationError
@@ -42,11 +43,14 @@ class Part(NamedTuple):
 
     setting: str
     read: Callable[[Any, ModelFacts], np.ndarray]
-    places: Callable[[np.ndarray], int] = len
+    places: Callable[[np.ndarray, ModelFacts], int] = lambda array, model: len(array)
 
 
 # key of a caller's mapping -> part
-PARTS: dict[str, Part] = {"prompt_embeds": Part("enable_prompt_embeds", checked_embeds)}
+PARTS: dict[str, Part] = {
+    "prompt_embeds": Part("enable_prompt_embeds", checked_embeds),
+    "images": Part("limit_mm_per_prompt", checked_pixels, image_places),
+}
 
 
 def span_of(part: str, start: int, given: Any, model: ModelFacts) -> PromptSpan:
@@ -56,7 +60,7 @@ def span_of(part: str, start: int, given: Any, model: ModelFacts) -> PromptSpan:
         ValidationError: the part does not take that value.
     """
     array = PARTS[part].read(given, model)
-    return PromptSpan(part, start, PARTS[part].places(array), array.shape, array.tobytes())
+    return PromptSpan(part, start, PARTS[part].places(array, model), array.shape, array.tobytes())
 
 
 def take_places(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxserve.client.images import IMAGE, ImageUrl
+from jaxserve.client.images import KEY as MULTI_MODAL
 from jaxserve.errors import ValidationError
 from jaxserve.params.prompts import TokensPrompt
 from jaxserve.tokenization.control_tokens import unmarked
+from jaxserve.tokenization.message_text import without_images
 from jaxserve.tokenization.tokenizer import Tokenizer, check_template_variables
 
 Message = Mapping[str, Any]
@@ -49,9 +52,10 @@ def chat_prompts(
             raise ValidationError("messages", messages, ALLOWED)
     check_template_variables(variables or {})
     prompts: list[TokensPrompt] = []
-    for conversation in conversations:
+    for given in conversations:
+        conversation, images = taken_apart(given)
         text = tokenizer.render_chat(
-            list(conversation),
+            conversation,
             chat_template=chat_template,
             mark=not keep_control_tokens,
             **how,
@@ -63,8 +67,26 @@ def chat_prompts(
         else:
             special = add_special_tokens
             tokens = tokenizer.encode_chat(text, chat_template, add_special_tokens=special)
-        prompts.append({"prompt": unmarked(text), "prompt_token_ids": tokens})
+        prompt: TokensPrompt = {"prompt": unmarked(text), "prompt_token_ids": tokens}
+        if images:
+            prompt[MULTI_MODAL] = {IMAGE: images}
+        prompts.append(prompt)
     return prompts
+
+
+def taken_apart(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+    """Messages as templates read them, and their images in order.
+
+    Raises:
+        ValidationError: an image that is not one.
+    """
+    found: list[Any] = []
+    made = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        rest = without_images(content, f"messages[{index}].content", found)
+        made.append(message if rest is content else {**message, "content": rest})
+    return made, [ImageUrl(one) if isinstance(one, str) else one for one in found]
 
 
 def _is_list(value: Any) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.messages import (
@@ -51,6 +51,20 @@ logger = logging.getLogger(__name__)
 WAKES = frozenset({Action.WAKE_WEIGHTS, Action.WAKE_KV_CACHE})
 
 
+class Shared(NamedTuple):
+    """What the clients of several engines of one model have in common.
+
+    Attributes:
+        inputs: prepares requests.
+        ledger: the admitted requests of all.
+        tokenizer: None where `skip_tokenizer_init` is set.
+    """
+
+    inputs: InputProcessor
+    ledger: Ledger
+    tokenizer: Tokenizer | None
+
+
 class EngineClient(ABC):
     """Serves requests. One thread uses it; `prepare` alone may be called from any thread.
 
@@ -60,11 +74,12 @@ class EngineClient(ABC):
         config: of the engine; set once the engine is loaded.
         metrics: of the requests and the engine.
         history: the engine's last steps.
-        ledger: the admitted requests, and the room for more.
         is_paused: the engine was told to begin no step.
         asleep: what the engine was told that it sleeps as it does: which way to free its memory,
             then which part to take back; empty while it is awake.
         recorder: writes the load down; None: nothing is written.
+        number: of its engine, where a server has several.
+        shared: set once the engine is loaded.
     """
 
     config: ResolvedConfig
@@ -72,8 +87,16 @@ class EngineClient(ABC):
     # whether a request ends that has waited for max_queue_wait: not where a call waits for itself
     refuses_late: ClassVar[bool] = True
 
-    def __init__(self, model_name: str, metrics_prefix: str, clock: ClientClock):
-        self.metrics = Metrics(_label(model_name), metrics_prefix)
+    def __init__(
+        self,
+        model_name: str,
+        metrics_prefix: str,
+        clock: ClientClock,
+        number: int = 0,
+        shared: Shared | None = None,
+    ):
+        self.number = number
+        self.metrics = Metrics(_label(model_name), metrics_prefix, str(number))
         self.history = StepHistory()
         self._clock = clock
         self._deadlines = Deadlines()
@@ -82,7 +105,7 @@ class EngineClient(ABC):
         self._view: EngineView | None = None
         self.is_paused = False
         self.asleep: list[Action] = []
-        self._inputs: InputProcessor | None = None
+        self._shared = shared
         self.recorder: TraceRecorder | None = None
 
     def _bind(
@@ -91,25 +114,31 @@ class EngineClient(ABC):
         model: ModelFacts,
         tokenizer: Tokenizer | None,
         page_bytes: int,
+        folder: str = "",
     ) -> None:
         """Called once the engine is loaded.
 
         Args:
             config: with the engine's decisions.
             model: facts of the model that it serves.
-            tokenizer: None when `skip_tokenizer_init` is set.
+            tokenizer: None when `skip_tokenizer_init` is set; what clients share has another one.
             page_bytes: of one KV page over all layers and devices.
+            folder: of the model's files.
         """
         self.config = config
         self._model_config = model
-        self._tokenizer = tokenizer
-        self._inputs = InputProcessor(config, model, tokenizer)
+        if self._shared is None:
+            engines = config.asked.data_parallel_size
+            self._shared = Shared(
+                InputProcessor(config, model, tokenizer, folder),
+                Ledger(config, self._clock.now, engines),
+                tokenizer,
+            )
         self.page_bytes = page_bytes
         self.metrics.set_engine(config, page_bytes)
         self._processor = OutputProcessor(
-            tokenizer, self.metrics, self._clock, keeps_groups=self.resumes
+            self.shared.tokenizer, self.metrics, self._clock, keeps_groups=self.resumes
         )
-        self.ledger = Ledger(config, self._clock.now)
         if self.recorder is not None:
             self.recorder.begin(config)
 
@@ -135,9 +164,10 @@ class EngineClient(ABC):
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ValidationError where the engine has none."""
-        if self._tokenizer is None:
+        tokenizer = self.shared.tokenizer
+        if tokenizer is None:
             raise ValidationError("skip_tokenizer_init", True, "False where a tokenizer is used")
-        return self._tokenizer
+        return tokenizer
 
     @property
     def has_work(self) -> bool:
@@ -155,10 +185,25 @@ class EngineClient(ABC):
         return self.inputs.prepare(prompt, params, request_id, queueing)
 
     @property
+    def shared(self) -> Shared:
+        """What it has in common with clients of other engines; set once the engine is loaded."""
+        assert self._shared is not None
+        return self._shared
+
+    @property
     def inputs(self) -> InputProcessor:
-        """Prepares requests; set once the engine is loaded."""
-        assert self._inputs is not None
-        return self._inputs
+        """Prepares requests."""
+        return self.shared.inputs
+
+    @property
+    def ledger(self) -> Ledger:
+        """The admitted requests, and the room for more."""
+        return self.shared.ledger
+
+    @property
+    def histories(self) -> list[StepHistory]:
+        """The last steps of each engine, of which there is one."""
+        return [self.history]
 
     def admit(self, prepared: Sequence[PreparedRequest]) -> None:
         """Admit the requests of one call, all or none; the caller adds or ends each of them next.
@@ -169,8 +214,8 @@ class EngineClient(ABC):
         """
         for one in prepared:
             self._check_id(one.request_id)
-        with self._counted():
-            self.ledger.admit({one.request_id: _work(one.group) for one in prepared})
+        with counted(self.metrics.record_refused):
+            self.ledger.admit({one.request_id: work_of(one.group, self.number) for one in prepared})
 
     def add(self, prepared: PreparedRequest) -> None:
         """Begin a request; one that was not admitted is admitted first.
@@ -209,7 +254,7 @@ class EngineClient(ABC):
         Raises:
             QueueFullError: too much waits already, by the configured limits.
         """
-        with self._counted():
+        with counted(self.metrics.record_refused):
             self.ledger.check(client, requests)
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -267,8 +312,8 @@ class EngineClient(ABC):
         self._post(Control(Action.CLOSE))
 
     def _end_checks(self) -> None:
-        if self._inputs is not None:
-            self._inputs.close()
+        if self._shared is not None:
+            self._shared.inputs.close()
 
     def _end(self, request_id: str, why: str | None) -> RequestOutput | None:
         output, sequences = self._processor.abort(request_id, why)
@@ -317,14 +362,6 @@ class EngineClient(ABC):
         text = f"the request had no first step within {most:g} s"
         self._failures[request_id] = QueueFullError("max_queue_wait", text, most)
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        try:
-            yield
-        except QueueFullError as error:
-            self.metrics.record_refused(error.limit)
-            raise
-
     def _take(self, step: StepOutput) -> list[RequestOutput]:
         """Turn one step's tokens into outputs, and end sequences that met a stop string."""
         if step.step is not None:
@@ -346,7 +383,7 @@ class EngineClient(ABC):
         for name in processed.stopped.values():
             ledger.sequence_ended(name)
         ended_at = None if step.step is None else step.step.fetched
-        ledger.stepped(begun, step.stats.num_running, ended_at)
+        ledger.stepped(begun, step.stats.num_running, ended_at, self.number)
         self._failures |= processed.refused
         finished = [output.request_id for output in processed.outputs if output.finished]
         for name in (*finished, *processed.refused):
@@ -364,14 +401,17 @@ class EngineClient(ABC):
         return view._replace(slots=slots)
 
     def _with_own_times(self, stats: EngineStats) -> EngineStats:
+        if self.number:  # the clock is one of all engines' clients, and told once
+            return stats
         return stats._replace(times=self._clock.add_to(stats.times))
 
 
-def _work(group: AddGroup) -> RequestWork:
+def work_of(group: AddGroup, engine: int) -> RequestWork:
+    """What a request asks of the engine with this number, for the ledger."""
     turn = group.queueing
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
     compiles, asked = _compiles(group), group.num_output_asked
-    return RequestWork(turn.client, num_prompt, sequences, turn.priority, compiles, asked)
+    return RequestWork(turn.client, num_prompt, sequences, turn.priority, compiles, asked, engine)
 
 
 def _compiles(group: AddGroup) -> bool:
@@ -401,7 +441,8 @@ class LocalClient(EngineClient):
         self.engine = loaded.engine
         self.lives = RequestLives()
         self.engine.on_dispatch = self.lives.planned
-        self._bind(config, loaded.decided.model, loaded.tokenizer, loaded.page_bytes)
+        decided, page_bytes = loaded.decided, loaded.page_bytes
+        self._bind(config, decided.model, loaded.tokenizer, page_bytes, decided.model_path)
 
     @property
     def has_work(self) -> bool:
@@ -437,3 +478,13 @@ class LocalClient(EngineClient):
 
     def _post(self, body: Body) -> None:
         self.engine.handle(body)
+
+
+@contextmanager
+def counted(record_refused: Callable[[str], None]) -> Iterator[None]:
+    """Requests that are refused within for want of room are counted by the limit."""
+    try:
+        yield
+    except QueueFullError as error:
+        record_refused(error.limit)
+        raise

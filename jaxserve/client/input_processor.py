@@ -13,9 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxserve.boundary.grammar_verdicts import GrammarTokens
+from jaxserve.boundary.image_facts import facts_of
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
 from jaxserve.boundary.prompt_spans import NO_ID, PARTS, PromptSpan, span_of, take_places
+from jaxserve.client.images import KEY as MULTI_MODAL
+from jaxserve.client.images import ImageReader, check_count, placed
+from jaxserve.client.media import MediaReader
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
@@ -78,12 +82,19 @@ class InputProcessor:
         config: its limits bound prompts.
         model: the model's configuration, or the facts that a client has of it.
         tokenizer: None when `skip_tokenizer_init` is set.
+        folder: of the model, where its image processor lies.
 
     Attributes:
         features: names that `extra_args` may have; None: any, which classes of vLLM's read.
     """
 
-    def __init__(self, config: ResolvedConfig, model: ModelFacts, tokenizer: Tokenizer | None):
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        model: ModelFacts,
+        tokenizer: Tokenizer | None,
+        folder: str = "",
+    ):
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
@@ -103,13 +114,16 @@ class InputProcessor:
         if tokenizer is not None:
             self._checks = GrammarChecks(lambda: GrammarTokens.of(tokenizer, model))
             weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
+        asked = config.asked
+        media = MediaReader(asked.allowed_media_domains, asked.allowed_local_media_path)
+        self._images = ImageReader(folder, model, media, asked.limit_mm_per_prompt)
 
     @staticmethod
     def is_quick(prompt: Prompt, params: Params) -> bool:
         """True if `prepare` tokenises nothing and has few tokens and sequences to go through."""
         named = prompt if isinstance(prompt, Mapping) else {}
         tokens = named.get("prompt_token_ids") if named else prompt
-        if not isinstance(tokens, list) or _parts(named):
+        if not isinstance(tokens, list) or _parts(named) or named.get(MULTI_MODAL) is not None:
             return False
         if isinstance(params, BeamSearchParams):
             is_free = params.structured_outputs is None
@@ -138,6 +152,15 @@ class InputProcessor:
             return None
         return self._try(asked, client)
 
+    def begin_images(self, prompt: Prompt) -> Future[dict[str, Any]] | None:
+        """Start to read the images of a prompt, in threads that nothing else waits for.
+
+        The future gives the prompt for `prepare`, or raises ValidationError. None: it has none.
+        """
+        if not isinstance(prompt, Mapping) or prompt.get(MULTI_MODAL) is None:
+            return None
+        return self._images.begin(prompt)
+
     def warm_up(self) -> None:
         """Begin to start the process that the first constraint needs."""
         if self._checks is not None:
@@ -152,6 +175,7 @@ class InputProcessor:
         """End the process that tries grammars; no constraint can be prepared any more."""
         if self._checks is not None:
             self._checks.close()
+        self._images.close()
 
     def prepare(
         self,
@@ -423,7 +447,28 @@ class InputProcessor:
             return prompt, tokens, _NO_LIST
         return None, self._check_tokens(prompt), _NO_LIST
 
+    def _with_images(self, prompt: Mapping[str, Any]) -> Tokenised:
+        """A prompt in which images take the places of their tokens."""
+        rest = {name: value for name, value in prompt.items() if name != MULTI_MODAL}
+        images = self._images.asked(prompt)
+        if not images:
+            return self._tokenise_mapping(rest)
+        if _parts(rest):
+            raise ValidationError(
+                MULTI_MODAL, "...", "nothing beside arrays in the prompt's places"
+            )
+        facts, (text, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
+        check_count(tokens, facts, len(images))
+        # what does not fit is refused before an image is looked at
+        self._check_length(prompt, len(tokens) + len(images) * (facts.places - 1))
+        pixels = [self._images.pixels(one) for one in images]
+        made, pairs = placed(tokens, facts, pixels)
+        _, tokens, spans = self._with_parts({"prompt_token_ids": made}, {"images": pairs})
+        return text, tokens, spans
+
     def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> Tokenised:
+        if prompt.get(MULTI_MODAL) is not None:
+            return self._with_images(prompt)
         if parts := _parts(prompt):
             return self._with_parts(prompt, parts)
         for name, value in prompt.items():
@@ -446,7 +491,7 @@ class InputProcessor:
             raise ValidationError(
                 "prompt",
                 f"{num_tokens} tokens",
-                f"{too_long(self._max_model_len)}, and at least one must be left for the output",
+                too_long(self._max_model_len, num_tokens),
             )
 
     def _check_tokens(self, tokens: Any) -> list[int]:
@@ -497,9 +542,18 @@ def check_cache_salt(salt: object) -> None:
         raise ValidationError("cache_salt", salt, f"1 to {MAX_SALT_CHARACTERS} characters")
 
 
-def too_long(max_model_len: int) -> str:
-    """What is said of prompts beyond the context: clients know it by these phrases."""
-    return f"the prompt is too long: this model's maximum context length is {max_model_len} tokens"
+def too_long(max_model_len: int, num_tokens: int) -> str:
+    """What is said of prompts beyond the context, in the phrases that clients know it by.
+
+    Args:
+        max_model_len: longest prompt plus output, in tokens.
+        num_tokens: of the prompt, at least.
+    """
+    return (
+        f"the prompt is too long. This model's maximum context length is {max_model_len} tokens. "
+        f"However, your prompt contains at least {num_tokens} input tokens, and the output needs "
+        "at least 1. Please reduce the length of the input prompt."
+    )
 
 
 def check_text_fits(text: str, tokenizer: Tokenizer, max_model_len: int, field: str) -> None:
@@ -518,7 +572,7 @@ def check_text_fits(text: str, tokenizer: Tokenizer, max_model_len: int, field: 
             raise ValidationError(
                 field,
                 f"a text of {len(text)} characters, more than {head} tokens",
-                too_long(max_model_len),
+                too_long(max_model_len, head),
             )
         size *= 4
 
@@ -532,7 +586,8 @@ def check_token_ids(tokens: Sequence[Any], vocab_size: int, field: str) -> None:
                 raise ValidationError(field, token, "integers only")
     for edge in (min(tokens, default=0), max(tokens, default=0)):
         if not 0 <= edge < vocab_size:
-            raise ValidationError(field, edge, f"token ids from 0 to {vocab_size - 1}")
+            allowed = f"token ids from 0 to {vocab_size - 1}: it is out of vocabulary"
+            raise ValidationError(field, edge, allowed)
 
 
 def _is_int64(number: int) -> bool:

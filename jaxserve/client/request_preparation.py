@@ -37,6 +37,9 @@ class RequestPreparation:
             tried = await asyncio.to_thread(inputs.begin_check, params, client)
             if tried is not None:  # no thread waits for it, and nothing waits behind it
                 await asyncio.wrap_future(tried)
-            return await asyncio.to_thread(inputs.prepare, *work)
+            images = inputs.begin_images(prompt)
+            if images is not None:
+                prompt = await asyncio.wrap_future(images)
+            return await asyncio.to_thread(inputs.prepare, prompt, params, request_id, queueing)
         finally:
             self.count -= 1

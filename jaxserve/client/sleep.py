@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from jaxserve.boundary.messages import Action
-from jaxserve.client.engine_client import EngineClient
 from jaxserve.config.settings import OneOf
 from jaxserve.errors import ValidationError
 
@@ -30,10 +30,21 @@ def check_tags(tags: Sequence[str] | None) -> None:
             raise ValidationError("tags", tag, f"some of {', '.join(TAGS)}")
 
 
-class Sleep:
-    """Sleep mode of one client's engine."""
+class Sleeper(Protocol):
+    """What a client can do for its engines to sleep; see `EngineClient`."""
 
-    def __init__(self, client: EngineClient):
+    @property
+    def asleep(self) -> list[Action]: ...
+    @property
+    def has_work(self) -> bool: ...
+    def check_alive(self) -> None: ...
+    def control(self, action: Action) -> None: ...
+
+
+class Sleep:
+    """Sleep mode of one client's engines."""
+
+    def __init__(self, client: Sleeper):
         self._client = client
 
     @property

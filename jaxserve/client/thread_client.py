@@ -19,7 +19,7 @@ from jaxserve.client.engine_client import EngineClient
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.engine.pace import Pace
-from jaxserve.errors import EngineDeadError, JaxServeError, ShutdownError
+from jaxserve.errors import EngineDeadError, JaxServeError, ShutdownError, ValidationError
 from jaxserve.liveness.pulse import BEAT_S, Pulse
 from jaxserve.liveness.silence import Silence
 from jaxserve.loading.engine_build import load_engine
@@ -36,10 +36,17 @@ class ThreadClient(EngineClient):
         asked: the user's settings; the resolved `config` is set once the client is ready.
         clock: of the thread that uses the client.
         notify: called in the engine's thread when outputs have come, and when the engine has ended.
+
+    Raises:
+        ValidationError: several engines were asked for.
     """
 
     def __init__(self, asked: EngineConfig, clock: ClientClock, notify: Callable[[], None]):
         super().__init__(asked.model_names[0], asked.metrics_prefix, clock)
+        if asked.data_parallel_size > 1:
+            allowed = "1 where the engine is a thread of this process, which has one"
+            raise ValidationError("data_parallel_size", asked.data_parallel_size, allowed)
+        self.metrics.watch_processes({"server": os.getpid})
         self.asked = asked
         self.error: BaseException | None = None
         self._notify = notify
@@ -72,11 +79,6 @@ class ThreadClient(EngineClient):
     def is_dead(self) -> bool:
         """True once the thread has ended, by an error or by `close`."""
         return self._ended.is_set()
-
-    @property
-    def processes(self) -> dict[str, Callable[[], int | None]]:
-        """The processes that serve: name -> function that returns the process id."""
-        return {"server": os.getpid}
 
     def check_alive(self) -> None:
         if self._ended.is_set():
@@ -125,7 +127,8 @@ class ThreadClient(EngineClient):
         try:
             loaded = load_engine(self.asked)
             engine, decided = loaded.engine, loaded.decided
-            self._bind(decided.config, decided.model, loaded.tokenizer, loaded.page_bytes)
+            told = decided.model, loaded.tokenizer, loaded.page_bytes, decided.model_path
+            self._bind(decided.config, *told)
             engine.pace = Pace(engine.runner, self._expect, self._pulse)
             self._ready.set()
             threading.Thread(target=self._watch, name="jaxserve-watchdog", daemon=True).start()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxserve.config.settings import Integer, OneOf, Switch
 from jaxserve.errors import ValidationError
 from jaxserve.tokenization.truncation import Cut, asked_cut
 
 if TYPE_CHECKING:
-    from jaxserve.client.engine_client import EngineClient
     from jaxserve.client.input_processor import Prompt
+    from jaxserve.tokenization.tokenizer import Tokenizer
 
 FIELD = "tokenization_kwargs"
 NAMES = (
@@ -21,6 +21,13 @@ NAMES = (
     "truncation",
     "max_length",
 )
+
+
+class HasTokenizer(Protocol):
+    """A client of engines; see `EngineClient`."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
 
 class Tokenization(NamedTuple):
@@ -66,7 +73,7 @@ class Tokenization(NamedTuple):
             Integer(-1).checked(f"{FIELD}.truncate_prompt_tokens", most)
         return cls(asked.get("add_special_tokens"), asked_cut(most, side, max_model_len, 1))
 
-    def apply(self, prompt: Prompt, client: EngineClient) -> Prompt:
+    def apply(self, prompt: Prompt, client: HasTokenizer) -> Prompt:
         """A prompt whose text has become tokens by these rules.
 
         Args:

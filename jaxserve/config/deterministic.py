@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # kernels that sum a row in one order; `docs/determinism.md` says what the others lack
 IN_ONE_ORDER = "native"
 OPERATIONS = ("decode", "prefill", "linear")
-DTYPES = ("bfloat16",)
+DTYPES = ("bfloat16", "float32")
 UNKNOWN = "it is not known what functions of your own read of other rows"
 MISSING = {
     "gpu": "products are divided, and their tiles chosen, by the rows of a step",

@@ -35,7 +35,9 @@ PRESETS = ("chat", "bulk", "balanced")
 KV_CACHE_DTYPES = ("auto", "int8", "fp8_e4m3", "fp8")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority", "length")
+MAX_IMAGES = 8  # of a prompt
 WITHOUT_PRIORITIES = ("fcfs", "length")
+MOST_ENGINES = 256
 
 # settings that are paths, or may be
 PATHS = (
@@ -46,9 +48,11 @@ PATHS = (
     "kv_offloading_path",
     "generation_config",
     "chat_template",
+    "allowed_local_media_path",
 )
 # no other policy's
 _OF_LENGTH = ("length_classes", "output_classes", "length_shares", "max_overtaken_tokens")
+_HOST = re.compile(r"[\w.-]+|[0-9a-fA-F:.]+")
 _TOKEN = re.compile(r"[!-~]+")  # others would be shown by the error of an HTTP library
 
 # the parts that read settings
@@ -147,6 +151,40 @@ class Names:
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
             raise ValidationError(name, value, self.allowed)
         return tuple(names)
+
+
+class Domains:
+    """Names of hosts, in small letters; kept as a tuple."""
+
+    metavar = "DOMAIN"
+    allowed = "names of hosts, without scheme, port or path"
+
+    def checked(self, name: str, value: Any) -> tuple[str, ...]:
+        given = (value,) if isinstance(value, str) else value
+        if not isinstance(given, list | tuple):
+            raise ValidationError(name, value, self.allowed)
+        for one in given:
+            if not isinstance(one, str) or not _HOST.fullmatch(one):
+                raise ValidationError(name, one, self.allowed)
+        return tuple(one.lower().rstrip(".") for one in given)
+
+
+class ImageLimit:
+    """vLLM's limits by kind of data, of which there are images alone; kept as their number."""
+
+    metavar = "JSON"
+    allowed = 'an integer >= 0, or an object of it such as {"image": 4}'
+
+    def checked(self, name: str, value: Any) -> int:
+        found = value
+        if isinstance(value, Mapping):
+            kinds = {key: Integer(0).checked(name, one) for key, one in value.items()}
+            if any(one for key, one in kinds.items() if key != "image"):
+                raise ValidationError(name, value, f"{self.allowed}: other data is not read")
+            found = kinds.get("image", MAX_IMAGES)
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise ValidationError(name, value, self.allowed)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,10 +298,23 @@ class EngineConfig:
         "Newest tokens that each layer attends to, whatever the model's own windows are where "
         "these are larger; none: the model's own.",
     )
+    cpu_offload_gb: float | None = model_setting(
+        None,
+        Number(0.0, unit="GiB", metavar="GIB"),
+        "Of the weights so many GiB need no memory: they are mapped from the files of a store "
+        "(`jaxserve convert`), and read again where memory is short. CPUs alone. None, 0: weights "
+        "are in memory ([tiers.md](tiers.md#weights)).",
+    )
     tensor_parallel_size: int = model_setting(
         1,
         Integer(1),
         "Devices that the model is sharded over.",
+    )
+    data_parallel_size: int = model_setting(
+        1,
+        Integer(1, MOST_ENGINES),
+        "Engines of the model behind one server, each in a process of its own with its own share "
+        "of the cores and of free memory, or with its own GPUs (docs/isolation.md).",
     )
     block_size: int | None = cache_setting(
         None,
@@ -406,6 +457,24 @@ class EngineConfig:
         "they run on the largest program, and a step sends the device a float32 row of the hidden "
         "size for each.",
     )
+    limit_mm_per_prompt: int = program_setting(
+        MAX_IMAGES,
+        ImageLimit(),
+        "Most images of a prompt, as an object with the key image, for a model that reads them; "
+        "0: it reads text, and its encoder is not loaded ([images.md](images.md)).",
+    )
+    max_encoder_patches: int = program_setting(
+        2304,
+        Integer(1),
+        "Patches of images that one launch of the encoder takes at most, or those of one image. "
+        "Text waits for one launch at most.",
+    )
+    encoder_cache_bytes: int = cache_setting(
+        256 << 20,
+        Integer(0),
+        "Bytes of the host's memory that keep what the encoder has made of images: one that comes "
+        "again is not encoded again.",
+    )
     features: tuple[str | type, ...] = program_setting(
         (),
         Classes(),
@@ -487,6 +556,17 @@ class EngineConfig:
         Names(),
         "Names that requests may use, the first one is answered with; empty: the model's.",
         flag=False,  # serve alone has one
+    )
+    allowed_media_domains: tuple[str, ...] = server_setting(
+        (),
+        Domains(),
+        "Hosts that images may be fetched from by their http and https addresses; empty: images "
+        "come as data: URLs alone ([images.md](images.md)).",
+    )
+    allowed_local_media_path: str | None = server_setting(
+        None,
+        Text("FOLDER"),
+        "Folder that file: URLs of images may lie in; none: such URLs are refused.",
     )
     max_num_queued_reqs: int | None = server_setting(
         None,
@@ -574,6 +654,11 @@ class EngineConfig:
         if self.kv_offloading_preload and self.kv_offloading_path is None:
             allowed = "false without kv_offloading_path"
             raise ValidationError("kv_offloading_preload", True, allowed)
+
+    @property
+    def mapped_weight_bytes(self) -> int:
+        """Most bytes of the weights that take no memory: they lie in files that are mapped."""
+        return int((self.cpu_offload_gb or 0) * 2**30)
 
     @property
     def model_names(self) -> tuple[str, ...]:

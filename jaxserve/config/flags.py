@@ -26,6 +26,7 @@ CLASSES = ("MODULE:CLASS", "MODULE:NAME")
 # vLLM's
 SHORT = {
     "tensor_parallel_size": "-tp",
+    "data_parallel_size": "-dp",
     "quantization": "-q",
     "scheduling_policy": "--scheduler-cls",
     "kv_offloading_size": "--swap-space",
@@ -135,7 +136,7 @@ def add_flag(
             how["type"] = number if item.optional else float
         case Texts():
             how["action"] = "append"
-        case _ if metavar in CLASSES:
+        case _ if metavar in (*CLASSES, "DOMAIN"):
             how["nargs"] = "+"
         case _ if metavar == "JSON":
             how["type"] = json_object

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jaxserve.errors import ValidationError
 
@@ -34,3 +34,19 @@ def object_of_name(field: str, name: str, what: str, kind: type[T]) -> T:
         allowed = f"module:Name of {what} (it is of type {type(found).__name__})"
         raise ValidationError(field, name, allowed)
     return found
+
+
+def importable_name(field: str, feature: Any) -> str:
+    """The name by which another process finds a class or a function.
+
+    Raises:
+        ValidationError: it has none.
+    """
+    if isinstance(feature, str):
+        return feature
+    name = f"{feature.__module__}:{feature.__qualname__}"
+    if feature.__module__ == "__main__" or not OBJECT_NAME.fullmatch(name):
+        what = "class" if isinstance(feature, type) else "function"
+        allowed = f"a {what} of a module that another process can import"
+        raise ValidationError(field, name, allowed)
+    return name

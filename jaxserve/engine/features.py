@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.reports import REPORTS, plain
+from jaxserve.execution.encoder import Encoder
 from jaxserve.execution.features import Feature, Host, Need, TakenStep, overrides
 from jaxserve.execution.features.traced import FeatureError
 from jaxserve.execution.results import StepInFlight, StepResult
@@ -27,7 +28,7 @@ class EngineFeatures:
         features: all features of the engine, in their order.
         ropes: the model's rotary embeddings; some depend on the length of the prompt.
         grammars: compiles them; None: there is no tokenizer, so there are none.
-        force, write_rows, put_state: see `Host`.
+        force, write_rows, put_state, encoder: see `Host`.
     """
 
     def __init__(
@@ -38,10 +39,11 @@ class EngineFeatures:
         force: Callable[[Request, list[int]], None],
         write_rows: Callable[[str, int, Any], None],
         put_state: Callable[[str, Any], None],
+        encoder: Encoder | None = None,
     ):
         self._features: tuple[Feature, ...] = ()
         self._ropes = ropes
-        self._host = Host(grammars, force, self.settle, write_rows, put_state)
+        self._host = Host(grammars, force, self.settle, write_rows, put_state, encoder)
         self.add(features)
 
     def add(self, features: Sequence[Feature]) -> None:

@@ -29,6 +29,7 @@ from jaxserve.engine.integrity import Integrity
 from jaxserve.engine.pace import Pace
 from jaxserve.engine.request_intake import RequestIntake
 from jaxserve.errors import MessageError, RowError
+from jaxserve.execution.encoder import Encoder
 from jaxserve.execution.results import PackedStep, StepInFlight
 from jaxserve.execution.runner import Runner
 from jaxserve.grammars.compiler import GrammarCompiler
@@ -56,6 +57,7 @@ class Engine:
         grammars: compiles them; None: there is no tokenizer, so there are none.
         cost: counts the work of each step; None: it is not counted.
         busy: counts how much of the time the device had work.
+        encoder: see `Host`.
 
     Attributes:
         announce: called before a step is dispatched with the sequences that may be in one for the
@@ -73,6 +75,7 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         cost: ModelCost | None = None,
         busy: BusyWindow | None = None,
+        encoder: Encoder | None = None,
     ):
         self.scheduler = scheduler
         self.runner = runner
@@ -85,7 +88,7 @@ class Engine:
         self._counts = EngineCounts(scheduler, cost)
         self._clock = StepClock()
         self._busy = BusyWindow() if busy is None else busy
-        told = grammars, scheduler.force, runner.write_rows, runner.put_state
+        told = grammars, scheduler.force, runner.write_rows, runner.put_state, encoder
         self.features = EngineFeatures(runner.features, runner.ropes, *told)
         self._beams = BeamGroups(scheduler, self.features.ended)
         self._arrivals = RequestIntake(scheduler, self.features, self._beams, self._clock)

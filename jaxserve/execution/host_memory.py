@@ -26,7 +26,7 @@ def host_pool_bytes(
     """Bytes of KV pages for each CPU device: those that were asked for, or what is left over.
 
     Args:
-        available: of the host, less `config.memory_reserve`.
+        available: see `share_of_host`.
         demand: of each device.
         devices: that share the host's memory.
         least: bytes without which a device cannot serve.
@@ -58,11 +58,16 @@ def host_pool_bytes(
     raise ValidationError(
         field,
         getattr(config, field),
-        f"{_gb(needed)} of memory are needed and {_gb(max(0, available))} are available here, a "
-        f"memory_reserve of {config.memory_reserve:.0%} left alone: weights "
+        f"{_gb(needed)} of memory are needed and {_gb(max(0, available))} are available here"
+        f"{_part(config)}, a memory_reserve of {config.memory_reserve:.0%} left alone: weights "
         f"{_gb(devices * demand.weights)}, KV cache {_gb(devices * pool)}, temporaries and tables "
         f"{_gb(beside)}, reserve {_gb(RESERVE_BYTES)}; {helps}",
     )
+
+
+def _part(config: EngineConfig) -> str:
+    engines = config.data_parallel_size
+    return "" if engines == 1 else f" to each of {engines} engines (data_parallel_size)"
 
 
 def forget_zeros(arrays: Iterable[jax.Array]) -> int:
@@ -92,6 +97,16 @@ def trim() -> None:
     trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim_heap is not None:
         trim_heap(ctypes.c_size_t(0))
+
+
+def share_of_host(asked: EngineConfig) -> int | None:
+    """Bytes that this engine may use of what is available, `memory_reserve` left alone.
+
+    Engines that load at once, `data_parallel_size` of them, have equal parts; None where the system
+    does not say.
+    """
+    available = available_bytes(reserve=asked.memory_reserve)
+    return None if available is None else available // asked.data_parallel_size
 
 
 def _gb(num_bytes: int) -> str:
@@ -124,10 +139,10 @@ def _left_of_cgroups(root: Path, reserve: float) -> list[int]:
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
-            base, limit, usage, cache = "", "memory.max", "memory.current", "inactive_file"
+            base, limit, usage, prefix = "", "memory.max", "memory.current", ""
         elif "memory" in controllers.split(","):
             base, limit = "memory", "memory.limit_in_bytes"
-            usage, cache = "memory.usage_in_bytes", "total_inactive_file"
+            usage, prefix = "memory.usage_in_bytes", "total_"
         else:
             continue
         # in a container the path may be the host's, of which only the root is there
@@ -136,7 +151,9 @@ def _left_of_cgroups(root: Path, reserve: float) -> list[int]:
             folder = root / "sys/fs/cgroup" / base / place
             most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
             if most.isdigit() and used.isdigit():
-                reclaimable = _numbers(folder / "memory.stat").get(cache, 0)
+                stat = _numbers(folder / "memory.stat")
+                pages = (f"{prefix}inactive_file", f"{prefix}active_file")  # as of MemAvailable
+                reclaimable = sum(stat.get(name, 0) for name in pages)
                 free = max(0, int(most) - int(used) + reclaimable)
                 left.append(free - int(reserve * int(most)))
     return left

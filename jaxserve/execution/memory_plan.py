@@ -18,7 +18,7 @@ class Demand(NamedTuple):
     """Bytes on one device that are no KV pages.
 
     Attributes:
-        weights: the parameters.
+        weights: the parameters, without those that may lie in mapped files.
         tables: page table and history.
         transfers: blobs and results of two steps: one runs, the next is on its way.
         temporaries: of the largest step.

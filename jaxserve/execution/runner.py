@@ -100,6 +100,7 @@ class Runner:
         model: the model, its parameters `jax.ShapeDtypeStruct`s with their shardings.
         mesh: devices that hold it.
         cache: the KV cache, whose pages `set_pool` settles, and the kernels of this device kind.
+        beside: bytes of each device that others have, such as an encoder.
 
     Attributes:
         cache: the KV cache, without pages before `set_pool`.
@@ -119,7 +120,10 @@ class Runner:
         model: Model,
         mesh: Mesh,
         cache: KVCache,
+        *,
+        beside: int = 0,
     ):
+        self._beside = beside
         scheduler, self._settings = config.scheduler, config.programs
         self._itemsize = jnp.dtype(config.model.dtype).itemsize
         self._model_config = model_config
@@ -196,6 +200,7 @@ class Runner:
         self._buffers = DeviceBuffers(self.features, mesh)
         self._load: Callable[[], Model] | None = None
         self._kept_weights: list[np.ndarray] | None = None
+        self._mapped = config.asked.mapped_weight_bytes
         self._kept: LoweredStepCache | None = None
         self.state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
@@ -297,7 +302,7 @@ class Runner:
         # the first two programs are the largest: every slot, every region token, every feature
         layouts = [self.layouts(shape) for shape in self._shapes[:2]]
         return Demand(
-            weights=self.weight_bytes,
+            weights=max(0, self.weight_bytes - self._mapped) + self._beside,
             tables=self.state_shape().table_bytes + self._buffers.device_bytes,
             transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts)
             + moved * self.cache.page_bytes(self._mesh.shape["model"]),
@@ -334,7 +339,8 @@ class Runner:
         """
         self.programs.compile_ahead(2, lambda shape: None)
         return max(
-            p.device_bytes + 4 * (p.layout.size + p.result.size) for p in self.programs.programs
+            p.device_bytes + 4 * (p.layout.size + p.result.size) + self._beside
+            for p in self.programs.programs
         )
 
     def warm_up(self, progress: Any = lambda shape: None) -> None:
@@ -520,11 +526,15 @@ class Runner:
         """Free the parameters on the devices; only shapes and shardings are left there.
 
         Args:
-            keep: whether host memory keeps them; else they are read again.
+            keep: whether host memory keeps them; else, and where they lie in mapped files, they
+                are read again.
         """
         self._tell("put_away_weights", keep)
         taken = self._leaves
-        self._kept_weights = [np.array(leaf) for leaf in taken] if keep else None
+        # weights that came without a folder are in no file
+        in_files = self._mapped and self._load != self.weights
+        kept = keep and not in_files
+        self._kept_weights = [np.array(leaf) for leaf in taken] if kept else None
         shapes: Any = [
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in taken
         ]

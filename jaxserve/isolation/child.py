@@ -80,6 +80,7 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
         tuple(model.eos_token_ids),
         model.labels,
         model.matryoshka,
+        model.images,
     )
     folders = decided.model_path, decided.tokenizer_path
     channel.send(Ready(decided.config, sizes, *folders, loaded.page_bytes))

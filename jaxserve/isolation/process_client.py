@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from jaxserve.boundary.messages import (
     Abort,
@@ -23,18 +22,19 @@ from jaxserve.boundary.messages import (
     FirstSteps,
     StepOutput,
 )
-from jaxserve.client.engine_client import EngineClient
+from jaxserve.client.engine_client import EngineClient, Shared
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.config.engine_config import EngineConfig, Isolation
-from jaxserve.config.named_object import OBJECT_NAME
+from jaxserve.config.named_object import importable_name
 from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
 from jaxserve.isolation.replay import resumed
 from jaxserve.isolation.supervisor import EngineDeath, EngineStart, Supervisor
 from jaxserve.isolation.suspects import MOST_DEATHS, Suspects
+from jaxserve.observability.numbered_log import Log
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import ERROR, RequestOutput
 from jaxserve.processes.engine_process import EngineProcess
-from jaxserve.processes.launch import EarlyProcess
+from jaxserve.processes.launch import ANYWHERE, EarlyProcess, Place
 from jaxserve.processes.wire import MAX_MESSAGE_BYTES, Ready, Sync
 from jaxserve.tokenization.tokenizer import Tokenizer
 
@@ -55,6 +55,10 @@ class ProcessClient(EngineClient):
             died or is there again, and when it has ended.
         isolation: how it is watched.
         early: the first process, where it has been started already.
+        place, log: see `Supervisor`.
+        number: of its engine, where a server has several.
+        shared: what it has in common with clients of others that are loaded; None: there is none.
+        on_loaded: called once, in a thread of the client's, when the first engine is loaded.
     """
 
     resumes = True
@@ -66,13 +70,19 @@ class ProcessClient(EngineClient):
         notify: Callable[[], None],
         isolation: Isolation,
         early: EarlyProcess | None = None,
+        *,
+        place: Place = ANYWHERE,
+        number: int = 0,
+        shared: Shared | None = None,
+        on_loaded: Callable[[Ready], None] | None = None,
+        log: Log = logger,
     ):
-        super().__init__(asked.model_names[0], asked.metrics_prefix, clock)
+        super().__init__(asked.model_names[0], asked.metrics_prefix, clock, number, shared)
         asked = replace(
             asked,
-            features=tuple(_importable("features", one) for one in asked.features),
+            features=tuple(importable_name("features", one) for one in asked.features),
             logits_processors=tuple(
-                _importable("logits_processors", one) for one in asked.logits_processors
+                importable_name("logits_processors", one) for one in asked.logits_processors
             ),
         )
         self.asked = asked
@@ -84,7 +94,10 @@ class ProcessClient(EngineClient):
             has_work=lambda: self.has_work and not self.is_paused,
             notify=notify,
             early=early,
+            place=place,
+            log=log,
         )
+        self._on_loaded, self._log = on_loaded, log
         self._early_tokenizer: Tokenizer | None = None
         self._process: EngineProcess | None = None
         self._begun: set[str] = set()  # numbers of the groups that may have been in a step
@@ -93,11 +106,18 @@ class ProcessClient(EngineClient):
         self._settling = False  # the one on trial is being taken out of the engine
         self._earlier: EngineStats | None = None  # what engines that have died had counted
         self._outputs: list[RequestOutput] = []
+        told_once = {"server": os.getpid} if number == 0 else {}
+        self.metrics.watch_processes({**told_once, "engine": lambda: self.pid})
         self._error: BaseException | None = None
 
     def start(self) -> None:
         """Begin to load; returns at once."""
         self._supervisor.start()
+
+    @property
+    def is_loaded(self) -> bool:
+        """True once the first engine is loaded, whatever has become of it."""
+        return self._supervisor.loaded.is_set()
 
     @property
     def is_ready(self) -> bool:
@@ -107,7 +127,7 @@ class ProcessClient(EngineClient):
     @property
     def is_restarting(self) -> bool:
         """True while there is none, because one has died and the next one loads."""
-        return self._supervisor.loaded.is_set() and not self.is_ready and not self.is_dead
+        return self.is_loaded and not self.is_ready and not self.is_dead
 
     @property
     def silence(self) -> str | None:
@@ -133,15 +153,10 @@ class ProcessClient(EngineClient):
         """Of the engine's process; None while there is none."""
         return self._supervisor.pid
 
-    @property
-    def processes(self) -> dict[str, Callable[[], int | None]]:
-        """Those that serve, by name: what finds the id of each."""
-        return {"server": os.getpid, "engine": lambda: self.pid}
-
     def check_alive(self) -> None:
         if self.is_dead:
             raise self.death()
-        if not self._supervisor.loaded.is_set():
+        if not self.is_loaded:
             raise EngineDeadError("the engine is still loading")
 
     def death(self) -> EngineDeadError:
@@ -158,14 +173,18 @@ class ProcessClient(EngineClient):
         if size > most:
             raise ValidationError("prompt", f"{size} bytes in the place of ids", f"{most} bytes")
         self._handle_events()
-        if self._suspects.is_guilty(prepared.group):
-            allowed = "one that has not ended the engine's process twice, the second time alone"
-            raise ValidationError("request", prepared.request_id, allowed)
+        self.refuse_guilty(prepared)
         try:
             super().add(prepared)
         except MessageError as error:
             allowed = f"values that can be sent to the engine ({error})"
             raise ValidationError("request", prepared.request_id, allowed) from error
+
+    def refuse_guilty(self, prepared: PreparedRequest) -> None:
+        """Raises ValidationError if one like it has ended the engine's process twice."""
+        if self._suspects.is_guilty(prepared.group):
+            allowed = "one that has not ended the engine's process twice, the second time alone"
+            raise ValidationError("request", prepared.request_id, allowed)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         output = super().abort(request_id)
@@ -188,6 +207,13 @@ class ProcessClient(EngineClient):
         if not found and is_dead:
             raise self.death()
         return found
+
+    def give_up(self) -> None:
+        """Have every request fail, once nothing will be served any more."""
+        for request_id in self._processor.live_requests():
+            self._fail(request_id, self.death())
+        stats = self.stats()._replace(num_running=0, num_waiting=0, page_usage=0.0)
+        self.metrics.record_stats(stats)
 
     def look(self) -> None:
         self._handle_events()
@@ -277,8 +303,8 @@ class ProcessClient(EngineClient):
         self._begun.clear()
         for action in ([Action.PAUSE] if self.is_paused else []) + self.asleep:
             self._send(Control(action))
+        self.ledger.restarted(self.number)
         if self._earlier is not None:
-            self.ledger.restarted()
             self.metrics.record_restart()
         self._try_next()
 
@@ -296,8 +322,9 @@ class ProcessClient(EngineClient):
             self._suspects.convict(self._processor.group(dead[0]))
             self._supervisor.forgive(MOST_DEATHS)
         for request_id in ended:
-            self._fail(request_id, how)
-        logger.warning(
+            text = "while this request was in its steps, for the second time"
+            self._fail(request_id, EngineDeadError(f"the engine's process {how} {text}"))
+        self._log.warning(
             "the engine's process %s: %d requests were in its last steps, of which %d end with an "
             "error and the others go on; %d waited",
             how,
@@ -306,13 +333,11 @@ class ProcessClient(EngineClient):
             len(live) - len(dead),
         )
 
-    def _fail(self, request_id: str, how: str) -> None:
+    def _fail(self, request_id: str, error: EngineDeadError) -> None:
         self._processor.drop(request_id, finish=ERROR)
         self._forget(request_id)
         self._suspects.forget(request_id)
-        self._failures[request_id] = EngineDeadError(
-            f"the engine's process {how} while this request was in its steps, for the second time"
-        )
+        self._failures[request_id] = error
 
     # -- one at a time, after a death ------------------------------------------------------------
 
@@ -354,6 +379,8 @@ class ProcessClient(EngineClient):
 
     def _load_tokenizer(self) -> None:
         """Where it is here already: a broken one is found before the weights are loaded."""
+        if self._shared is not None:
+            return
         folder = Path(self.asked.tokenizer or self.asked.model)
         if not self.asked.skip_tokenizer_init and (folder / TOKENIZER_FILE).is_file():
             self._early_tokenizer = Tokenizer(folder, self.asked.chat_template)
@@ -361,29 +388,15 @@ class ProcessClient(EngineClient):
     def _bind_ready(self, ready: Ready) -> None:
         """Called in the supervisor's thread when the first engine is ready, before any request."""
         config, tokenizer = ready.config, self._early_tokenizer
-        if config.asked.skip_tokenizer_init:
+        if self._shared is not None or config.asked.skip_tokenizer_init:
             tokenizer = None
         elif tokenizer is None or Path(tokenizer.path) != Path(ready.tokenizer_folder):
             tokenizer = Tokenizer(ready.tokenizer_folder, self.asked.chat_template)
-        self._bind(config, ready.model, tokenizer, ready.page_bytes)
+        self._bind(config, ready.model, tokenizer, ready.page_bytes, ready.model_folder)
+        if self._on_loaded is not None:
+            self._on_loaded(ready)
 
 
 def _number(sequence_id: str) -> str:
     """What all sequences of a group have in common."""
     return sequence_id.partition(".")[0]
-
-
-def _importable(field: str, feature: Any) -> str:
-    """The name by which another process finds a class or a function.
-
-    Raises:
-        ValidationError: it has none.
-    """
-    if isinstance(feature, str):
-        return feature
-    name = f"{feature.__module__}:{feature.__qualname__}"
-    if feature.__module__ == "__main__" or not OBJECT_NAME.fullmatch(name):
-        what = "class" if isinstance(feature, type) else "function"
-        allowed = f"a {what} of a module that another process can import"
-        raise ValidationError(field, name, allowed)
-    return name

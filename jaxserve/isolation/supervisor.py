@@ -21,8 +21,9 @@ from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, JaxServeError
 from jaxserve.liveness.pulse import BEAT_S, Pulse
 from jaxserve.liveness.silence import Silence
+from jaxserve.observability.numbered_log import Log
 from jaxserve.processes.engine_process import EngineProcess
-from jaxserve.processes.launch import EarlyProcess
+from jaxserve.processes.launch import ANYWHERE, EarlyProcess, Place
 from jaxserve.processes.spare import Spare
 from jaxserve.processes.wire import Ready, Start, StartRefusal
 
@@ -67,6 +68,8 @@ class Supervisor:
         has_work: called in the watchdog's thread; whether the engine owes an answer.
         notify: called in the supervisor's thread when there is an event, and when it has ended.
         early: the first process, where it has been started already.
+        place: the part of the machine that each process gets.
+        log: of what becomes of them.
 
     Attributes:
         events: what has happened and was not taken yet; one thread takes them.
@@ -87,20 +90,23 @@ class Supervisor:
         has_work: Callable[[], bool],
         notify: Callable[[], None],
         early: EarlyProcess | None = None,
+        place: Place = ANYWHERE,
+        log: Log = logger,
     ):
         self.events: deque[Body | EngineStart | EngineDeath] = deque()
         self.loaded, self.serving, self.ended = (threading.Event() for _ in range(3))
         self.error: BaseException | None = None
         self.silence = Silence(isolation.step_timeout)
-        self._asked, self._isolation = config, isolation
+        self._asked, self._isolation, self._log = config, isolation, log
         self._on_start, self._on_ready = on_start, on_ready
         self._has_work, self._notify = has_work, notify
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jaxserve-supervisor", daemon=True)
         self._early = early
+        self._make = partial(EngineProcess, isolation.module, place=place)
         self._current: EngineProcess | None = None
         self._is_busy = False  # by what the engine has said last
-        self._spare = Spare(partial(EngineProcess, isolation.module))
+        self._spare = Spare(self._make)
         self._load: _Load | None = None  # counted by the watchdog while an engine loads
         self._load_seconds: float | None = None  # of the first engine
         self._counting = threading.Lock()
@@ -163,7 +169,7 @@ class Supervisor:
         except BaseException as error:
             self.error = error
             if not isinstance(error, JaxServeError):
-                logger.exception("the supervisor of the engine's process ended with an error")
+                self._log.exception("the supervisor of the engine's process ended with an error")
         finally:
             self.serving.clear()
             if self._current is not None:
@@ -182,7 +188,7 @@ class Supervisor:
         start = Start(self._asked, level, self._isolation.log_format)
         early, self._early = self._early, None
         try:
-            process = self._spare.take() or EngineProcess(self._isolation.module, early)
+            process = self._spare.take() or self._make(early)
         except EngineDeadError as error:
             if not self.loaded.is_set():
                 raise
@@ -219,7 +225,7 @@ class Supervisor:
         if isinstance(body, StartRefusal):
             if not self.loaded.is_set():
                 raise EngineDeadError(body.text)
-            logger.error("the engine cannot be loaded again: %s", body.text)
+            self._log.error("the engine cannot be loaded again: %s", body.text)
             return
         assert isinstance(body, Ready)
         load, self._load = self._load, None
@@ -227,10 +233,10 @@ class Supervisor:
             self._load_seconds = load.seconds
         if not self.loaded.is_set():
             self._on_ready(body)
-            self._asked = _again(self._asked, body)
+            self._asked = again(self._asked, body)
             self.loaded.set()
         else:
-            logger.warning("the engine serves again")
+            self._log.warning("the engine serves again")
         self.silence.begin()
         self._is_busy = False
         with self._counting:
@@ -255,7 +261,7 @@ class Supervisor:
                 max(len(self._deaths), self._in_a_row) >= MOST_DEATHS
                 or self._convictions >= MOST_CONVICTIONS
             )
-        logger.error("the engine's process %s", how)
+        self._log.error("the engine's process %s", how)
         if is_too_often:
             raise EngineDeadError(
                 f"the engine's process died {MOST_DEATHS} times within {DEATHS_S:.0f} s or without "
@@ -284,15 +290,17 @@ class Supervisor:
             self.silence.tick(seconds, has_work=has_work)
             before, reason = reason, self.silence.reason
             if before is None and reason is not None:
-                logger.warning("%s: no others are let in", reason)
+                self._log.warning("%s: no others are let in", reason)
             elif reason is None and before is not None:
-                logger.warning("the engine steps again")
+                self._log.warning("the engine steps again")
             if self.silence.is_hung:
                 self._kill_hung()
 
     def _kill_hung(self) -> None:
         limit = self.silence.step_timeout
-        logger.error("no step has ended within the step timeout, %g s: the engine is killed", limit)
+        self._log.error(
+            "no step has ended within the step timeout, %g s: the engine is killed", limit
+        )
         self.serving.clear()
         if self._current is not None:
             self._current.kill()
@@ -308,16 +316,19 @@ class Supervisor:
         load.seconds += seconds
         if most is None or load.seconds < most:
             return
-        logger.error("the engine has been loading for %.0f s, %.0f are allowed", load.seconds, most)
+        self._log.error(
+            "the engine has been loading for %.0f s, %.0f are allowed", load.seconds, most
+        )
         self._load = None
         if self._current is not None:
             self._current.kill()
 
 
-def _again(asked: EngineConfig, ready: Ready) -> EngineConfig:
+def again(asked: EngineConfig, ready: Ready) -> EngineConfig:
     """What the next process is told: the files that are here, and what requests were promised.
 
-    It begins as soon as it can, where the rest is compiled in the background.
+    The process takes all memory that is free, since the other engines have theirs. It begins as
+    soon as it can, where the rest is compiled in the background.
     """
     resolved, programs = ready.config, ready.config.programs
     return replace(
@@ -327,6 +338,7 @@ def _again(asked: EngineConfig, ready: Ready) -> EngineConfig:
         revision=None,
         tokenizer_revision=None,
         hf_token=None,
+        data_parallel_size=1,
         max_model_len=resolved.scheduler.max_model_len,
         compile_ahead=LEAST_AHEAD if programs.compile_in_background else programs.compile_ahead,
     )

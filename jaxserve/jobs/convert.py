@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from checkpoints.store import is_store
 from checkpoints.store.writer import small_files_of
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.loading.engine_build import load_bare
+from jaxserve.loading.engine_build import decide_bare, load_weights
 from jaxserve.loading.hub import names_gguf
+from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.models.kv_scales import kv_scale_tensors
 from jaxserve.models.protocol import Model
 from jaxserve.models.quantized_export import CheckpointExport
 from jaxserve.models.registry import family_of
 from jaxserve.models.store import NO_FOLDER, read_scales, save_model
+from jaxserve.models.weights import opened_model
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +42,9 @@ def convert(
 ) -> Path:
     """Write a model folder in the other format; returns the folder.
 
-    The whole model is loaded first. `out` is written whole or not at all; a conversion to a store
-    that was ended goes on with the parts that are there.
+    To safetensors the whole model is loaded first; to a store a part at a time is. `out` is written
+    whole or not at all; a conversion to a store that was ended goes on with the parts that are
+    there.
 
     Args:
         model: folder with safetensors, store, or the id of a hub's model.
@@ -63,22 +67,38 @@ def convert(
     )
     if names_gguf(config.model):
         raise CheckpointError(model, NO_FOLDER)
-    loaded, files = load_bare(config)
-    out, from_store = Path(out), is_store(files.model)
-    if to is None:
-        to = "safetensors" if from_store else "orbax"
-    if out.absolute() == files.model.absolute():
-        raise ValidationError("OUT", str(out), "another folder than MODEL")
-    if to == "safetensors" and family_of(loaded.config).passed_over:
-        allowed = f"orbax: the part of {loaded.config.architecture} that reads images would be lost"
-        raise ValidationError("to", to, allowed)
-    kept = _dtype_of(loaded)
-    if to == "orbax":
-        save_model(
-            loaded, out, dtype=kept, model_folder=files.model, source=True, use_tqdm=use_tqdm
+    out = Path(out)
+    with LoadProgress(logger.info) as report:
+        loads = to == "safetensors" or is_store(model)
+        decided, files, mesh = decide_bare(config, report, in_memory=loads)
+        from_store = is_store(files.model)
+        if to is None:
+            to = "safetensors" if from_store else "orbax"
+        if out.absolute() == files.model.absolute():
+            raise ValidationError("OUT", str(out), "another folder than MODEL")
+        architecture, dtype = decided.model.architecture, decided.config.model.dtype
+        if to == "safetensors" and family_of(decided.model).passed_over:
+            allowed = f"orbax: the part of {architecture} that reads images would be lost"
+            raise ValidationError("to", to, allowed)
+        save = partial(
+            save_model, dtype=dtype, model_folder=files.model, source=True, use_tqdm=use_tqdm
         )
-        return out
-    _write_safetensors(loaded, files.model, out, kept, use_tqdm)
+        if to == "orbax" and not from_store:
+            with opened_model(
+                files.model,
+                decided.model,
+                mesh=mesh,
+                dtype=dtype,
+                form=decided.form,
+                plan=decided.plan,
+            ) as (shapes, make):
+                save(shapes, out, make=make)
+            return out
+        loaded = load_weights(decided, mesh, report)
+    if to == "orbax":
+        save(loaded, out)
+    else:
+        _write_safetensors(loaded, files.model, out, dtype, use_tqdm)
     return out
 
 
@@ -101,10 +121,6 @@ def _write_safetensors(model: Model, folder: Path, out: Path, dtype: str, use_tq
         if export.is_quantized:
             config["quantization_config"] = export.config()
         writer.finish(small | {"config.json": json.dumps(config, indent=2).encode()})
-
-
-def _dtype_of(model: Any) -> str:
-    return str(model.norm.weight[...].dtype)
 
 
 def _with_dtype(file: Path, small: dict[str, bytes], dtype: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -18,6 +19,7 @@ from jaxserve.compilation import compilation_cache
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.engine.loop import Engine
+from jaxserve.errors import ValidationError
 from jaxserve.execution.features import ALL_NAMES
 from jaxserve.execution.features.own_features import asked_features
 from jaxserve.execution.host_memory import check_limits, trim
@@ -100,6 +102,7 @@ def load_engine(
         asked_features(config, ALL_NAMES)
         files = _found(config, report)
         mesh = make_mesh(config.tensor_parallel_size)
+        _require_own_devices(config, mesh)
         decided, runner, tokenizer = decide(
             config, files, mesh, report, with_tokenizer=with_tokenizer
         )
@@ -119,6 +122,19 @@ def load_engine(
     trim()
     footprint, seconds = _footprint(decided, mesh, runner), time.monotonic() - start
     return LoadedEngine(engine, decided, tokenizer, footprint, seconds, runner.cache.page_bytes(1))
+
+
+def _require_own_devices(config: EngineConfig, mesh: Mesh) -> None:
+    """Raises ValidationError where engines beside each other would all take the same devices."""
+    platform, engines = mesh.devices.flat[0].platform, config.data_parallel_size
+    if engines == 1 or platform == "cpu":
+        return
+    allowed = f"1 on devices of the kind {platform}, which one process takes all of"
+    if platform == "gpu":
+        if len(jax.local_devices()) == config.tensor_parallel_size:
+            return
+        allowed = "1 where CUDA_VISIBLE_DEVICES is not set and the driver does not list its GPUs"
+    raise ValidationError("data_parallel_size", engines, allowed)
 
 
 def build(
@@ -166,6 +182,11 @@ def build(
     if keep_steps:
         runner.keep_steps(cache_folder, decided.of_steps)
     _compile(runner, config, cache_folder, report)
+    encoder = None
+    if decided.has_encoder:
+        with report.phase("loading the encoder"):
+            encoder = decided.encoder(mesh, loaded=True)
+            encoder.warm_up()
     grammars = None
     if not asked.skip_tokenizer_init:
         grammars = GrammarCompiler(
@@ -176,7 +197,15 @@ def build(
         footprint = _footprint(decided, mesh, runner)
         cost = ModelCost(decided.model, *footprint, devices=mesh.size)
     overlap = asked.overlap
-    engine = Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
+    engine = Engine(
+        scheduler,
+        runner,
+        overlap=overlap,
+        grammars=grammars,
+        cost=cost,
+        busy=busy,
+        encoder=encoder,
+    )
     if own is not None:
         _settle(own, engine, report, preload=asked.kv_offloading_preload)
     return engine
@@ -189,11 +218,28 @@ def load_bare(config: EngineConfig) -> tuple[Model, ModelFiles]:
         ValidationError, HubError, CheckpointError: as `load_engine`.
     """
     with LoadProgress(logger.info) as report:
-        files = _found(config, report)
-        mesh = make_mesh(config.tensor_parallel_size)
-        if config.load_format != "dummy":
-            fetch_weights(files, report)
-        return load_weights(choose(config, files, mesh, report), mesh, report), files
+        decided, files, mesh = decide_bare(config, report)
+        return load_weights(decided, mesh, report), files
+
+
+def decide_bare(
+    config: EngineConfig, report: LoadProgress, *, in_memory: bool = True
+) -> tuple[EnginePlan, ModelFiles, Mesh]:
+    """How an engine would have the model of a configuration, whose weights are fetched.
+
+    Args:
+        config: the settings.
+        report: told one line a phase.
+        in_memory: whether there has to be room for all weights at once.
+
+    Raises:
+        ValidationError, HubError, CheckpointError: as `load_engine`.
+    """
+    files = _found(config, report)
+    mesh = make_mesh(config.tensor_parallel_size)
+    if config.load_format != "dummy":
+        fetch_weights(files, report)
+    return choose(config, files, mesh, report, in_memory=in_memory), files, mesh
 
 
 def _found(config: EngineConfig, report: LoadProgress) -> ModelFiles:
@@ -218,6 +264,7 @@ def load_weights(decided: EnginePlan, mesh: Mesh, report: LoadProgress) -> Model
             seed=asked.seed,
             form=decided.form,
             plan=decided.plan,
+            mapped=bool(asked.cpu_offload_gb),
             told=told,
         )
     report.say(f"loaded {asked.model} in {time.monotonic() - begin:.1f} s")

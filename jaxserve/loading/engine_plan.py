@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,8 @@ from jaxserve.config.deterministic import check_device
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
-from jaxserve.execution.host_memory import available_bytes
+from jaxserve.execution.encoder import Encoder
+from jaxserve.execution.host_memory import share_of_host
 from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
@@ -28,6 +30,7 @@ from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.loading.pool_plan import plan_pool
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import read_model_config
+from jaxserve.models.encoders import abstract_encoder, load_encoder
 from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.layer_groups import LayerGroups
@@ -39,7 +42,7 @@ from jaxserve.models.weight_plan import (
     online_quantization,
     plan_weights,
 )
-from jaxserve.models.weights import abstract_model, check_tensors, with_stored_head
+from jaxserve.models.weights import NO_STORE, abstract_model, check_tensors, with_stored_head
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
@@ -103,6 +106,33 @@ class EnginePlan:
         weights = self.model, self.form, self.plan
         return repr((*weights, self.layer_groups, self.backends, self.kv_scales, *form))
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether the engine reads more than text."""
+        return self.model.images is not None and self.config.asked.limit_mm_per_prompt > 0
+
+    def encoder(self, mesh: Mesh, *, loaded: bool) -> Encoder:
+        """The encoder of a model that has one, with its weights or knowing shapes alone.
+
+        Raises:
+            ValidationError, CheckpointError: see `load_encoder`.
+        """
+        images, asked, dtype = self.model.images, self.config.asked, self.config.model.dtype
+        assert images is not None
+        module = abstract_encoder(self.model, mesh, dtype)
+        if loaded:
+            module = load_encoder(
+                self.model_path,
+                self.model,
+                mesh=mesh,
+                dtype=dtype,
+                load_format=asked.load_format,
+                seed=asked.seed,
+            )
+        # with others in a launch the rounding of a row would be another one
+        most = 1 if asked.deterministic else asked.max_encoder_patches // images.patches
+        return Encoder(module, mesh, images.shape, most=most, cache_bytes=asked.encoder_cache_bytes)
+
     def runner(self, mesh: Mesh) -> Runner:
         """A runner that knows shapes alone."""
         kv_cache = KVCache.of(
@@ -116,7 +146,8 @@ class EnginePlan:
         )
         dtype = self.config.model.dtype
         model = abstract_model(self.model, mesh, dtype, self.form, self.plan)
-        return Runner(self.config, self.model, model, mesh, kv_cache)
+        beside = self.encoder(mesh, loaded=False).device_bytes if self.has_encoder else 0
+        return Runner(self.config, self.model, model, mesh, kv_cache, beside=beside)
 
 
 def decide(
@@ -158,8 +189,17 @@ def decide(
     return decided, runner, tokenizer
 
 
-def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgress) -> EnginePlan:
+def choose(
+    asked: EngineConfig,
+    files: ModelFiles,
+    mesh: Mesh,
+    report: LoadProgress,
+    *,
+    in_memory: bool = True,
+) -> EnginePlan:
     """Settings, formats and kernels, from config.json and the kind of device; no memory yet.
+
+    `in_memory`: whether there has to be room for all weights at once.
 
     Raises:
         ValidationError, HubError, CheckpointError: see `load_engine`.
@@ -183,7 +223,11 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
     dtype, row_invariant = config.model.dtype, asked.row_invariant or asked.deterministic
     if asked.deterministic:
         check_device(device.platform, dtype)
-    _require_room(config, model, mesh)
+    if asked.cpu_offload_gb:
+        check_mapped(asked, device.platform, is_stored=stored)
+    if in_memory:
+        _require_room(config, model, mesh)
+    _require_image_processor(asked, model, files)
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(
             "dtype=float16: a CPU has no products of it and converts every operand; "
@@ -226,6 +270,41 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
     return EnginePlan(config, model, backends, form, plan, str(files.model), str(files.tokenizer))
 
 
+def check_mapped(asked: EngineConfig, platform: str, *, is_stored: bool) -> None:
+    """Refuse `cpu_offload_gb` where no weights can be left in files.
+
+    Raises:
+        ValidationError: says where they can.
+    """
+    field, value = "cpu_offload_gb", asked.cpu_offload_gb
+    if platform != "cpu":
+        allowed = (
+            f"none on platform {platform}: weights are on the device; set quantization or "
+            "tensor_parallel_size"
+        )
+        raise ValidationError(field, value, allowed)
+    if asked.tensor_parallel_size != 1:
+        allowed = "none unless tensor_parallel_size is 1: one device maps the files of a store"
+        raise ValidationError(field, value, allowed)
+    if not is_stored:
+        raise ValidationError(field, value, f"none for a model that is {NO_STORE}")
+
+
+def _require_image_processor(asked: EngineConfig, model: ModelConfig, files: ModelFiles) -> None:
+    """Refuse a model that reads images where nothing could prepare them."""
+    if model.images is None or not asked.limit_mm_per_prompt:
+        return
+    field, value = "limit_mm_per_prompt", asked.limit_mm_per_prompt
+    if importlib.util.find_spec("PIL") is None:
+        raise ValidationError(
+            field, value, "0 without Pillow, which the extra jaxserve[images] has"
+        )
+    names = ("preprocessor_config.json", "processor_config.json")
+    if not any((files.model / name).is_file() for name in names):
+        allowed = f"0 where the folder {files.model} has none of {', '.join(names)}"
+        raise ValidationError(field, value, allowed)
+
+
 def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> None:
     """Refuse by config.json alone what no device here holds; warn where one context does not fit.
 
@@ -237,7 +316,9 @@ def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> Non
         return  # what the weights of these take only their headers say
     memory, share, devices = device_limit(mesh.devices.flat[0]), asked.gpu_memory_utilization, 1
     if memory is None:  # devices of a CPU share the host's
-        memory, share = available_bytes(reserve=asked.memory_reserve), 1.0
+        memory, share = share_of_host(asked), 1.0
+        if memory is not None:
+            memory += asked.mapped_weight_bytes
     else:
         devices = asked.tensor_parallel_size
     if memory is None or weights_at_most(model) < MUCH * memory * share:

@@ -39,6 +39,8 @@ SMALL_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",

@@ -37,9 +37,12 @@ def weights_of_folder(path: str | PathLike[str], decided: EnginePlan, mesh: Mesh
     """The weights of a folder of the same architecture and shape.
 
     Raises:
-        ValidationError: another model, or weights that cannot be read.
+        ValidationError: another model, weights that cannot be read, or an engine that reads images.
     """
     said, asked = str(path), decided.config.asked
+    if decided.has_encoder:
+        allowed = "a folder only where limit_mm_per_prompt is 0: the images' encoder would stay old"
+        raise ValidationError(FIELD, said, allowed)
     try:
         config = read_model_config(said, asked.hf_overrides)
         for name in COMPARED:

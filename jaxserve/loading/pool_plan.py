@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
-from jaxserve.execution.host_memory import available_bytes, host_pool_bytes
+from jaxserve.execution.host_memory import host_pool_bytes, share_of_host
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
     CacheBudget,
@@ -83,7 +83,7 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
     if limit is None or asked.num_pages is not None or asked.kv_cache_memory_bytes is not None:
         num_bytes = asked.kv_cache_memory_bytes
         pool = DEFAULT_HOST_CACHE_BYTES if num_bytes is None else num_bytes
-        available = available_bytes(reserve=asked.memory_reserve) if limit is None else None
+        available = share_of_host(asked) if limit is None else None
         if available is not None:
             available -= host_bytes(num_host_pages, runner)
             least, most = 2 * page_bytes, (asked.num_pages or useful) * page_bytes

@@ -6,7 +6,7 @@ from jax.sharding import Mesh
 
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.execution.host_memory import RESERVE_BYTES, available_bytes
+from jaxserve.execution.host_memory import RESERVE_BYTES, share_of_host
 from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.runner import Runner
 
@@ -43,7 +43,7 @@ def plan_host_pages(asked: EngineConfig, runner: Runner, mesh: Mesh) -> int:
     if not num_pages:
         raise ValidationError(FIELD, size, f"at least one page of {page_bytes} bytes")
     runner.set_host_pages(num_pages)
-    left = available_bytes(reserve=asked.memory_reserve)
+    left = share_of_host(asked)
     if left is not None and device_limit(mesh.devices.flat[0]) is None:
         # the devices of a CPU share the host's memory
         left -= RESERVE_BYTES + mesh.size * (sum(runner.demand()) + 2 * page_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
+from jaxserve.boundary.image_facts import ImageFacts
 from jaxserve.errors import ValidationError
 from jaxserve.models.rope import RopeConfig
 
@@ -102,6 +103,11 @@ class ModelConfig:
     def labels(self) -> tuple[str, ...]:
         """Of a model that classifies; () of one that generates."""
         return () if self.head is None else self.head.labels
+
+    @property
+    def images(self) -> ImageFacts | None:
+        """How it reads images; None: it reads text alone."""
+        return None
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -41,7 +41,7 @@ class Decoder(nnx.Module):
             (config.vocab_size, config.hidden_size), dtype, ("vocab", "hidden")
         )
         self.blocks = nnx.List([block(layer) for layer in range(config.num_layers)])
-        self.norm = norm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.norm = norm(config.hidden_size, config.rms_norm_eps, dtype, form)
         # a tied table is looked up in full precision and multiplied in the quantised form
         own_head = not config.tie_word_embeddings or form.quantizes_head
         generates = config.head is None

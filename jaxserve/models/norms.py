@@ -8,21 +8,23 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxserve.models.linear import parameter
+from jaxserve.models.linear import PLAIN_LINEAR, LinearForm, parameter
 from pallas_kernels.linear import Norm
+from pallas_kernels.linear.native import native_norm
 from pallas_kernels.linear.xla import rms_norm
 
 
 class RMSNorm(nnx.Module):
     """RMS norm with a learned weight [size] over the last axis."""
 
-    def __init__(self, size: int, eps: float, dtype: Any):
+    def __init__(self, size: int, eps: float, dtype: Any, form: LinearForm = PLAIN_LINEAR):
         self.weight = parameter((size,), dtype, (None,), fill=1.0)
         self.eps = eps
+        self.form = form
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., size] -> [..., size] in x's dtype."""
-        return rms_norm(x, self.as_operand())
+        return normed(x, self.as_operand(), self.form)
 
     def as_operand(self) -> Norm:
         """What `pallas_kernels.linear` takes."""
@@ -35,14 +37,21 @@ class OffsetRMSNorm(nnx.Module):
     The kernels' norms round before they multiply, so this one stands beside the linear layers.
     """
 
-    def __init__(self, size: int, eps: float, dtype: Any):
+    def __init__(self, size: int, eps: float, dtype: Any, form: LinearForm = PLAIN_LINEAR):
         self.weight = parameter((size,), dtype, (None,), fill=0.0)
         self.eps = eps
+        self.form = form
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., size] -> [..., size] in x's dtype."""
         factor = 1.0 + self.weight[...].astype(jnp.float32)
-        return rms_norm(x.astype(jnp.float32), Norm(factor, self.eps)).astype(x.dtype)
+        wide = x.astype(jnp.float32)
+        return normed(wide, Norm(factor, self.eps), self.form).astype(x.dtype)
+
+
+def normed(x: jax.Array, norm: Norm, form: LinearForm) -> jax.Array:
+    """The norm of x [..., size] over its last axis, each row in one order where `form` has one."""
+    return native_norm(x, norm) if form.row_invariant else rms_norm(x, norm)
 
 
 class HeadNorms(nnx.Module):

@@ -24,9 +24,9 @@ class PreNormBlock(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm, mlp: Any):
         self.form = form
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, form)
         self.attention = Attention(config, dtype, form)
-        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, form)
         self.mlp = mlp
 
     def __call__(self, x: jax.Array, cache: Cache, at: AtLayer[Cache]) -> tuple[jax.Array, Cache]:

@@ -8,11 +8,25 @@ from typing import Any
 
 from jaxserve.config.named_object import OBJECT_NAME, object_of_name
 from jaxserve.errors import UnsupportedModelError
-from jaxserve.models import gemma2, gemma3, llama, mixtral, olmo2, phi3, qwen3_moe
+from jaxserve.models import gemma2, gemma3, llama, llava, mixtral, olmo2, phi3, qwen3_moe
 from jaxserve.models.classifiers import classifier_of
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.protocol import Model
 from jaxserve.models.sources import Source, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What makes embeddings of an image, which take places of token ids.
+
+    Attributes:
+        module: (config, dtype) -> the module, with zeros in it: pixels [B, 3, H, W] -> [B, places,
+            E], see `ModelConfig.images`.
+        source: (place of a parameter, config) -> as of `Family`.
+    """
+
+    module: Callable[..., Any]
+    source: Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +41,8 @@ class Family:
             UnsupportedModelError for what is not implemented.
         model: (config, dtype, form) -> the module, with zeros in it.
         source: (place of a parameter, config) -> the checkpoint's tensors that it is made of.
-        passed_over: how names of tensors begin that belong to no part that is served.
+        passed_over: how names of tensors begin that are no part of the language model.
+        encoding: of a model that reads images, whose tensors are among these.
     """
 
     architecture: str
@@ -36,6 +51,7 @@ class Family:
     model: Callable[..., Model]
     source: Callable[..., Source | Stack]
     passed_over: tuple[str, ...] = ()
+    encoding: Encoding | None = None
 
 
 _DECODERS = (
@@ -54,6 +70,15 @@ _DECODERS = (
         gemma3.Gemma3,
         gemma3.source,
         passed_over=gemma3.IMAGE_MODULES,
+    ),
+    Family(
+        "LlavaForConditionalGeneration",
+        "llava",
+        llava.read_config,
+        llama.Llama,
+        llama.source,
+        passed_over=gemma3.IMAGE_MODULES,
+        encoding=Encoding(llava.LlavaEncoder, llava.encoder_source),
     ),
     Family(
         "Qwen3MoeForCausalLM",

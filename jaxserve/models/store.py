@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from jaxserve.models.sources import Place
 from jaxserve.models.weight_plan import Plan
 
 NO_FOLDER = "a model of a GGUF file is not written: its config and tokenizer are no files"
+# (place in the module tree, abstract parameter) -> its value
+Make = Callable[[Place, Any], Any]
 # 8-bit integers as they are, and with 128 added, for a kernel that wants them so
 _EIGHT_BITS = ("int8", "uint8")
 
@@ -39,10 +42,15 @@ def named_leaves(model: Model) -> dict[str, Any]:
     found: dict[str, Any] = {}
     _, state = nnx.split(model)
     for place, variable in nnx.to_flat_state(state):
-        name = ".".join(map(str, place))
-        for path, leaf in jax.tree_util.tree_flatten_with_path(variable.get_value())[0]:
-            found[".".join([name, *(_key(key) for key in path)])] = leaf
+        found |= _leaves_of(place, variable.get_value())
     return found
+
+
+def _leaves_of(place: Place, value: Any) -> dict[str, Any]:
+    """The arrays of a parameter by their names."""
+    name = ".".join(map(str, place))
+    leaves = jax.tree_util.tree_flatten_with_path(value)[0]
+    return {".".join([name, *(_key(key) for key in path)]): leaf for path, leaf in leaves}
 
 
 def with_leaves(model: Model, leaves: Mapping[str, Any]) -> Model:
@@ -64,16 +72,18 @@ def save_model(
     *,
     dtype: str,
     model_folder: Path,
+    make: Make | None = None,
     source: bool = False,
     use_tqdm: bool = False,
 ) -> None:
-    """Keep a loaded model in a store.
+    """Keep a model in a store.
 
     Args:
-        model: with its arrays, on any mesh.
+        model: with its arrays, on any mesh; with `make` their shapes are enough.
         out: the folder: absent, empty, or a store, which is replaced at once when all is written.
         dtype: of the model.
         model_folder: where config.json, tokenizer and scales of the KV cache are.
+        make: gives the parameters, a part of the store at a time; None: the model has them.
         source: whether a run that was ended is gone on with.
         use_tqdm: show a progress bar where standard error is a terminal.
 
@@ -104,21 +114,35 @@ def save_model(
         leaves,
         about=about,
         small_files=small,
+        read=None if make is None else partial(_made_leaves, model, make),
         source=source_of(model_folder, about) if source else "",
         use_tqdm=use_tqdm,
     )
 
 
-def restore_model(path: Path, model: Model, told: Callable[[int, int], Any]) -> Model:
+def _made_leaves(model: Model, make: Make, names: Sequence[str]) -> dict[str, Any]:
+    """Arrays of an abstract model by their names; a parameter that parts share is made for each."""
+    wanted, found = set(names), dict[str, Any]()
+    for place, variable in nnx.to_flat_state(nnx.split(model)[1]):
+        if wanted & _leaves_of(place, variable.get_value()).keys():
+            found |= _leaves_of(place, make(place, variable))
+    return {name: found[name] for name in names}
+
+
+def restore_model(
+    path: Path, model: Model, told: Callable[[int, int], Any], *, mapped: bool = False
+) -> Model:
     """An abstract model with the arrays of a store, each straight to its devices.
 
     Args:
         path: of the store.
         model: from `abstract_model`: what is wanted, on which devices.
         told: how many bytes of its files have been read, and of how many.
+        mapped: leave the arrays in the files; for one CPU device, whose arrays read them there.
 
     Raises:
-        CheckpointError: the store is damaged, or of another model.
+        CheckpointError: the store is damaged, or of another model, or its arrays are to be `mapped`
+            and are not as they are wanted.
     """
     from checkpoints.store.reader import restore_store
 
@@ -140,7 +164,13 @@ def restore_model(path: Path, model: Model, told: Callable[[int, int], Any]) -> 
         name: _stored_form(path, name, like, stored[name].dtype) if name in stored else like
         for name, like in wanted.items()
     }
-    found = restore_store(path, kept, told)
+    found = restore_store(path, wanted if mapped else kept, told, mapped=mapped)
+    if mapped:
+        # XLA:CPU takes an aligned NumPy array as it is, and a file is mapped to whole pages
+        found = {
+            name: jax.make_array_from_callback(like.shape, like.sharding, found[name].__getitem__)
+            for name, like in wanted.items()
+        }
     leaves = {name: _flipped(found.pop(name), like.dtype) for name, like in wanted.items()}
     return with_leaves(model, jax.block_until_ready(leaves))
 

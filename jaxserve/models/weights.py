@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from checkpoints import TensorMismatchError
+from checkpoints import CheckpointError, TensorMismatchError
 from checkpoints.quantized import Checkpoint
 from checkpoints.quantized_formats import open_checkpoint
 from checkpoints.store import is_store
@@ -37,7 +38,7 @@ from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.quantize import read_quantized
 from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
-from jaxserve.models.store import restore_model
+from jaxserve.models.store import Make, restore_model
 from jaxserve.models.weight_plan import Plan, plan_weights, source_place
 from jaxserve.parallel.mesh import is_divided
 from jaxserve.parallel.sharding import ShardingRules
@@ -47,14 +48,12 @@ logger = logging.getLogger(__name__)
 
 MOST_LOADING_THREADS = 2
 
+NO_STORE = "no store, whose files can be mapped; `jaxserve convert MODEL OUT` makes one"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _COMPARED_ROWS = 1024  # of head and embedding, at a time
 
 # Buffers that old checkpoints stored although they follow from the config.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
-
-# (place in the module tree, abstract parameter) -> its value
-Make = Callable[[Place, Any], Any]
 
 
 def load_model(
@@ -67,6 +66,7 @@ def load_model(
     seed: int = 0,
     form: LinearForm = PLAIN_LINEAR,
     plan: Plan | None = None,
+    mapped: bool = False,
     told: Callable[[int, int], Any] = lambda done, total: None,
 ) -> Model:
     """Returns the model with its parameters on the devices of `mesh`.
@@ -84,30 +84,57 @@ def load_model(
         seed: of the dummy weights.
         form: how the linear layers keep and multiply their weights.
         plan: of the quantised weights; None: what `plan_weights` says.
+        mapped: leave the weights of a store in its files.
         told: how many bytes of the weights are there, and of how many, as it goes.
 
     Raises:
         ValidationError: unknown dtype or load_format, or sizes that do not divide over the mesh.
-        CheckpointError: a file is missing or damaged.
+        CheckpointError: a file is missing or damaged, or no store's where weights are to be
+            `mapped`.
         TensorMismatchError: tensors are missing, unexpected or of wrong shape (all are listed).
     """
     resolved = resolve_dtype(dtype, config)
     if load_format not in LOAD_FORMATS:
         raise ValidationError("load_format", load_format, f"one of {', '.join(LOAD_FORMATS)}")
+    if load_format == "orbax" or (load_format == "auto" and is_store(path)):
+        model = abstract_model(config, mesh, resolved, form, plan)
+        return restore_model(Path(path), model, told, mapped=mapped)
+    if mapped:
+        raise CheckpointError(Path(path), f"its weights are not mapped: it is {NO_STORE}")
     if load_format == "dummy":
         model = abstract_model(config, mesh, resolved, form, plan)
         return _filled(model, partial(_dummy, seed, config), told)
-    if load_format == "orbax" or (load_format == "auto" and is_store(path)):
-        return restore_model(Path(path), abstract_model(config, mesh, resolved, form, plan), told)
+    with opened_model(path, config, mesh=mesh, dtype=resolved, form=form, plan=plan) as (
+        model,
+        make,
+    ):
+        return _filled(model, make, told)
+
+
+@contextmanager
+def opened_model(
+    path: str | Path,
+    config: ModelConfig,
+    *,
+    mesh: Mesh,
+    dtype: str,
+    form: LinearForm = PLAIN_LINEAR,
+    plan: Plan | None = None,
+) -> Iterator[tuple[Model, Make]]:
+    """The shapes of a checkpoint's model, and what reads one of its parameters while it is open.
+
+    Args, Raises: see `load_model`; safetensors or a GGUF file, and a `dtype` that is not "auto".
+    """
     with open_checkpoint(path) as checkpoint:
         config = with_stored_head(config, checkpoint)
         check_tensors(checkpoint, config)
-        if passed := _passed_over(checkpoint, config):
+        passed = _passed_over(checkpoint, config)
+        if passed and family_of(config).encoding is None:
             logger.info("images are not read: %d tensors of %s are passed over", *passed)
         if plan is None:
-            plan = plan_weights(config, form, resolved, checkpoint)
-        model = abstract_model(config, mesh, resolved, form, plan)
-        return _filled(model, partial(_read, checkpoint, config, jnp.dtype(resolved)), told)
+            plan = plan_weights(config, form, dtype, checkpoint)
+        model = abstract_model(config, mesh, dtype, form, plan)
+        yield model, partial(_read, checkpoint, config, jnp.dtype(dtype))
 
 
 def with_stored_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:

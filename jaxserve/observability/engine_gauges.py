@@ -1,4 +1,4 @@
-"""The engine's numbers by name: what `/metrics` exposes and `LLM.memory_report` prints."""
+"""The engine's numbers by name: what `/metrics`, `LLM.memory_report` and logs tell."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ class Reading(NamedTuple):
     name: str
     text: str
     value: float
+
+
+def load_line(stats: EngineStats) -> str:
+    """A line of the log: queues, pages and the steps so far."""
+    return (
+        f"running: {stats.num_running}, waiting: {stats.num_waiting}, "
+        f"pages in use: {stats.page_usage:.1%}, steps: {stats.num_steps}"
+    )
 
 
 def memory_gauges(stats: EngineStats, page_bytes: int) -> list[Reading]:

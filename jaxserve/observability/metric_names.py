@@ -13,7 +13,7 @@ class MetricNames(NamedTuple):
     Attributes:
         model_name: value of the label `model_name`.
         prefix: what the names begin with, before a colon.
-        engine: value of the label `engine`; a server has one, which is "0".
+        engine: value of the label `engine`: its number, "0" where there is one.
     """
 
     model_name: str

@@ -29,11 +29,12 @@ class Metrics:
     Args:
         model_name: value of the label `model_name`.
         prefix: what the names begin with, before a colon.
+        engine: value of the label `engine`.
     """
 
-    def __init__(self, model_name: str, prefix: str = "jaxserve"):
+    def __init__(self, model_name: str, prefix: str = "jaxserve", engine: str = "0"):
         self.registry = CollectorRegistry()
-        self._names = names = MetricNames(model_name, prefix)
+        self._names = names = MetricNames(model_name, prefix, engine)
 
         def counters(name: str, text: str, label: str) -> Counter:
             labels = [*LABELS, label]
@@ -104,6 +105,15 @@ class Metrics:
             registry=self.registry,
         )
         self.record_sleep(0)
+        # the endpoint picker of the Gateway API reads it of every server: here no adapter is served
+        adapters = Gauge(
+            names.full("lora_requests_info"),
+            "Adapters that requests use, and the most of them at once; the value is the time "
+            "since when it is so.",
+            [*LABELS, "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+            registry=self.registry,
+        )
+        adapters.labels(*names.values, "0", "", "").set_to_current_time()
 
     @property
     def stats(self) -> EngineStats:

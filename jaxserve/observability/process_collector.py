@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from jaxserve.observability.metric_names import LABELS, MetricNames
 
+SERVER = "server"  # the process that is scraped
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 # places among the fields of /proc/PID/stat after the command's name, see proc(5)
 _UTIME, _STIME, _RSS = 11, 12, 21
@@ -79,6 +80,8 @@ class ProcessCollector(Collector):
                 memory.add_metric([*names.values, process], use.resident_bytes)
         yield seconds
         yield memory
+        if SERVER not in self._processes:
+            return  # the collector of its process tells what all may use
         cpus = GaugeMetricFamily(
             names.full("process_cpus"), "CPUs that the processes may use.", labels=LABELS
         )

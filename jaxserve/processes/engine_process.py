@@ -10,7 +10,7 @@ import threading
 
 from jaxserve.boundary.messages import Body
 from jaxserve.errors import MessageError
-from jaxserve.processes.launch import EarlyProcess
+from jaxserve.processes.launch import ANYWHERE, EarlyProcess, Place
 from jaxserve.processes.wire import Channel
 
 logger = logging.getLogger(__name__)
@@ -24,13 +24,14 @@ class EngineProcess:
     Args:
         module: what it runs.
         early: one that has been started already; None: it is started here.
+        place: its part of the machine, where it is started here.
 
     Raises:
         EngineDeadError: it cannot be started.
     """
 
-    def __init__(self, module: str, early: EarlyProcess | None = None):
-        self._process, stream = (early or EarlyProcess(module)).take()
+    def __init__(self, module: str, early: EarlyProcess | None = None, place: Place = ANYWHERE):
+        self._process, stream = (early or EarlyProcess(module, place)).take()
         self._channel = Channel(stream)
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="jaxserve-writer", daemon=True)

@@ -7,8 +7,27 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from jaxserve.errors import EngineDeadError
+
+
+class Place(NamedTuple):
+    """The part of the machine that a process gets.
+
+    Attributes:
+        variables: of its environment, beside those of this process.
+        cores: numbers of the cores that it may use, all its threads together; None: those of this
+            process.
+    """
+
+    variables: Mapping[str, str] = MappingProxyType({})
+    cores: tuple[int, ...] | None = None
+
+
+ANYWHERE = Place()
 
 
 class EarlyProcess:
@@ -19,15 +38,16 @@ class EarlyProcess:
     Args:
         module: what it runs; its arguments are the number of its end's descriptor and the id of
             this process, with which it ends.
+        place: its part of the machine.
 
     Raises:
         EngineDeadError: it cannot be started.
     """
 
-    def __init__(self, module: str):
+    def __init__(self, module: str, place: Place = ANYWHERE):
         # it imports what this process does, and nothing of the working folder beside that
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-        variables = {**os.environ, "PYTHONPATH": paths}
+        variables = {**os.environ, "PYTHONPATH": paths, **place.variables}
         try:
             ours, theirs = socket.socketpair()
             with contextlib.ExitStack() as unless_started, theirs:
@@ -41,6 +61,8 @@ class EarlyProcess:
                     env=variables,
                     pass_fds=[theirs.fileno()],
                 )
+                if place.cores is not None:  # it has no other thread yet, and later ones follow
+                    os.sched_setaffinity(self._process.pid, place.cores)
                 unless_started.pop_all()
         except OSError as error:
             raise EngineDeadError(f"the engine's process cannot be started: {error}") from error

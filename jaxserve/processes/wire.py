@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_t
 import msgpack
 
 from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
+from jaxserve.boundary.image_facts import ImageFacts
 from jaxserve.boundary.messages import (
     Abort,
     AddGroup,
@@ -69,6 +70,7 @@ class ModelSizes(NamedTuple):
     eos_token_ids: tuple[int, ...]
     labels: tuple[str, ...]
     matryoshka: tuple[int, ...] | None
+    images: ImageFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What decides the turn of a request."""
+"""What decides the turn of a request, and its engine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ class Queueing:
         priority: the smallest goes first, where the policy is "priority"; else 0.
         timeout: seconds after its arrival when the request ends wherever it is; None: never.
         client: the name of its client; clients take turns, and "" is one client too.
+        session: the name that its client gives to requests with common beginnings: where there are
+            several engines, they go to one; "": it has none.
     """
 
     arrival_time: float
     priority: int = 0
     timeout: float | None = None
     client: str = ""
+    session: str = ""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, NoReturn
 
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import QueueFullError
+from jaxserve.scheduling.ledger_accounts import Account, EnginePace
 from jaxserve.scheduling.policies import make_policy
 
 FIRST = -(2**63)  # the priority that goes before all others
@@ -26,6 +27,8 @@ PASSED_OVER = 2
 MEMORY_S, LEAST_S = 3.0, 0.5
 # A client below its share of a full queue is let in, up to so many times the queue's limit.
 OVERFLOW = 2
+# Of a sequence's output, as work that is expected: most end before their `max_tokens`.
+MOST_OUTPUT = 128
 
 
 class RequestWork(NamedTuple):
@@ -38,6 +41,7 @@ class RequestWork(NamedTuple):
         priority: see `Queueing.priority`.
         compiles: it waits for its grammar first, and is in no queue until then.
         num_output: see `AddGroup.num_output_asked`.
+        engine: the number of the engine that serves it.
     """
 
     client: str
@@ -46,6 +50,12 @@ class RequestWork(NamedTuple):
     priority: int = 0
     compiles: bool = False
     num_output: int = 0
+    engine: int = 0
+
+    @property
+    def output_work(self) -> int:
+        """Output tokens that are expected of each sequence."""
+        return min(self.num_output // self.sequences, MOST_OUTPUT)
 
 
 class _Admitted:
@@ -59,20 +69,6 @@ class _Admitted:
         # that want a slot or have one
         self.sequences = 0 if work.compiles else work.sequences
         self.waits = True  # for its first step
-
-
-class _Account:
-    """What one client has in the engine or on its way there."""
-
-    __slots__ = ("admitted", "entering", "sequences", "tokens", "waiting", "waiting_by_rank")
-
-    def __init__(self) -> None:
-        self.entering = 0  # requests that have arrived and are not admitted yet
-        self.admitted = 0  # requests that have not ended
-        self.waiting = 0  # admitted requests without a first step
-        self.tokens = 0  # of the prompts of these
-        self.sequences = 0  # of all admitted requests: those that want a slot or have one
-        self.waiting_by_rank = Counter[int]()  # sequences of requests without a first step
 
 
 class Entry:
@@ -108,16 +104,24 @@ class Ledger:
     fairness), as the scheduler's turns see to it. So a client that has little does not wait for one
     that has much, and neither the prediction nor a full queue refuses it for what others sent.
 
+    Several engines of one model are to a client one engine with the slots of all of them.
+
     Args:
         config: the resolved configuration.
         clock: seconds.
+        engines: their number.
 
     Attributes:
         num_entering: requests that have arrived and are not admitted yet.
         num_waiting: admitted requests without a first step.
     """
 
-    def __init__(self, config: ResolvedConfig, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        clock: Callable[[], float] = time.monotonic,
+        engines: int = 1,
+    ):
         asked, self._slots = config.asked, config.scheduler.max_num_seqs
         self._most = asked.max_num_queued_reqs or math.inf, asked.max_num_queued_tokens or math.inf
         self._longest = asked.max_queue_wait or math.inf  # seconds
@@ -126,7 +130,7 @@ class Ledger:
         first = self._policy.rank(1, FIRST)
         last = self._policy.rank(MOST_TOKENS, -FIRST - 1, MOST_TOKENS)
         self._serves_by_arrival = first == last
-        self._accounts = defaultdict[str, _Account](_Account)
+        self._accounts = defaultdict[str, Account](Account)
         self._admitted: dict[str, _Admitted] = {}  # by request id
         # of these, those without a first step, and the others and when that was; the oldest first
         self._waiting: dict[str, None] = {}
@@ -134,10 +138,7 @@ class Ledger:
         self.num_entering = 0
         self._tokens = 0  # of prompts that wait
         self._sequences = 0
-        self._num_steps = 0
-        self._last_step = 0.0
-        self._capacity = self._slots  # sequences that run at once
-        self._behind = 0.0  # seconds from a step's end until this process has heard of it
+        self._engines = [EnginePace(self._slots) for _ in range(engines)]
         # of late: for how many seconds slots were held, all of them added, and how many were freed
         self._held = self._freed = 0.0
         self._told = 0.0  # up to when these tell
@@ -146,6 +147,20 @@ class Ledger:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def capacity(self) -> int:
+        """Sequences that run at once, in all engines."""
+        return max(1, sum(one.capacity for one in self._engines))
+
+    def work(self, engine: int) -> int:
+        """Tokens that an engine has to compute, as far as its requests tell."""
+        return self._engines[engine].work
+
+    def engine_of(self, request_id: str) -> int | None:
+        """The engine of a request that was admitted and has not ended."""
+        one = self._admitted.get(request_id)
+        return None if one is None else one.work.engine
 
     def check(self, client: str = "", requests: int = 1) -> None:
         """Refuse requests of which nothing is known but their client and number.
@@ -176,7 +191,8 @@ class Ledger:
         self._check(first.client, len(works), tokens, rank)
         for request_id, work in works.items():
             rank = self._policy.rank(work.num_prompt, work.priority, work.num_output)
-            self._admitted[request_id] = one = _Admitted(work, rank, self._num_steps)
+            since = self._engines[work.engine].num_steps
+            self._admitted[request_id] = one = _Admitted(work, rank, since)
             self._waiting[request_id] = None
             self._accounts[work.client].admitted += 1
             self._count_sequences(one, one.sequences)
@@ -192,7 +208,8 @@ class Ledger:
         if one is None or not one.compiles:
             return False
         self._count_waiting(one, -1)
-        one.compiles, one.since, one.sequences = False, self._num_steps, one.work.sequences
+        one.compiles, one.sequences = False, one.work.sequences
+        one.since = self._engines[one.work.engine].num_steps
         self._count_waiting(one, 1)
         self._count_sequences(one, one.sequences)
         return True
@@ -204,7 +221,7 @@ class Ledger:
             return
         freed = 0 if one.waits else one.sequences
         self._count_sequences(one, -one.sequences)
-        self._freed += min(freed, self._capacity)  # of a large group few have a slot
+        self._freed += min(freed, self.capacity)  # of a large group few have a slot
         if one.waits:
             self._begin(request_id, one)
         del self._begun[request_id]
@@ -221,38 +238,48 @@ class Ledger:
             self._count_sequences(one, -1)
             self._freed += 1
 
-    def stepped(self, begun: Iterable[str], num_running: int, ended_at: float | None) -> None:
-        """The engine has run or planned a step.
+    def stepped(
+        self, begun: Iterable[str], num_running: int, ended_at: float | None, engine: int = 0
+    ) -> None:
+        """An engine has run or planned a step.
 
         Args:
             begun: requests that are in a step for the first time.
             num_running: sequences with a slot.
             ended_at: when the step ended, by the clock; None: none has run.
+            engine: its number.
         """
-        now = self._catch_up()
+        now, pace = self._catch_up(), self._engines[engine]
         for request_id in begun:
             one = self._admitted.get(request_id)
             if one is not None and one.waits:
                 self.compiled(request_id)
                 self._begin(request_id, one)
-        self._num_steps += 1
-        self._last_step = now
+        pace.num_steps += 1
+        pace.last_step = now
         if ended_at is not None:
-            self._behind = max(0.0, now - ended_at)
+            pace.behind = max(0.0, now - ended_at)
         queued = (self._admitted[name] for name in self._waiting)
-        oldest = next((one for one in queued if not one.compiles), None)
-        is_passed_over = oldest is not None and self._num_steps - oldest.since > PASSED_OVER
+        of_engine = (one for one in queued if one.work.engine == engine)
+        oldest = next((one for one in of_engine if not one.compiles), None)
+        is_passed_over = oldest is not None and pace.num_steps - oldest.since > PASSED_OVER
         # where pages or prompt tokens are short, fewer run than there are slots
-        self._capacity = max(1, num_running) if is_passed_over else self._slots
+        pace.capacity = max(1, num_running) if is_passed_over else self._slots
 
-    def restarted(self) -> None:
+    def lost(self, engine: int) -> None:
+        """An engine serves nothing, until it is restarted."""
+        self._catch_up()
+        self._engines[engine].capacity = 0
+
+    def restarted(self, engine: int = 0) -> None:
         """Another engine begins: what the slots of the last one did says nothing of its own."""
-        self._last_step = self._catch_up()
+        now, pace = self._catch_up(), self._engines[engine]
         self._held = self._freed = 0.0
-        self._capacity, self._behind = self._slots, 0.0
+        pace.num_steps, pace.last_step, pace.capacity, pace.behind = 0, now, self._slots, 0.0
         for request_id in self._waiting:
-            self._admitted[request_id].since = 0
-        self._num_steps = 0
+            one = self._admitted[request_id]
+            if one.work.engine == engine:
+                one.since = 0
 
     def predicted_wait(self, client: str, rank: int) -> float:
         """Seconds until a request that comes now has its first step; 0 before anything is known.
@@ -261,11 +288,13 @@ class Ledger:
         requests of a greater rank do not go before it. A slot is held for as long as slots were of
         late, and nothing waits while one is free.
         """
-        now = self._catch_up()
-        behind = 2 * self._behind if now - self._last_step < LEAST_S else 0.0
+        now, capacity = self._catch_up(), self.capacity
+        behind = min(
+            2 * one.behind if now - one.last_step < LEAST_S else 0.0 for one in self._engines
+        )
         entering = self.num_entering if self._serves_by_arrival else 0
-        is_known = self._held >= LEAST_S * self._capacity
-        if self._sequences + entering < self._capacity or not is_known:
+        is_known = self._held >= LEAST_S * capacity
+        if self._sequences + entering < capacity or not is_known:
             return behind
         level = self._level(client)
         ahead = 0
@@ -293,7 +322,7 @@ class Ledger:
         """
         now = self._clock()
         kept = math.exp((self._told - now) / self._memory)
-        held = min(self._sequences, self._capacity)
+        held = min(self._sequences, self.capacity)
         self._held = self._held * kept + held * self._memory * (1 - kept)
         self._freed *= kept
         self._told = now
@@ -307,7 +336,7 @@ class Ledger:
             if name != client
         ]
         wanted.sort()
-        left, others = float(self._capacity), len(wanted)
+        left, others = float(self.capacity), len(wanted)
         for place, count in enumerate(wanted):
             share = left / (others - place + 1)
             if count >= share:
@@ -316,7 +345,7 @@ class Ledger:
         return left
 
     def _check(self, client: str, requests: int, tokens: int, rank: int) -> None:
-        account, (most, most_tokens) = self._accounts.get(client) or _Account(), self._most
+        account, (most, most_tokens) = self._accounts.get(client) or Account(), self._most
         here, mine = self.num_entering + self.num_waiting, account.entering + account.waiting
         if not self._has_room(client, here, mine, requests, most):
             self._refuse("max_num_queued_reqs", f"{here} requests wait, {most} may", client, rank)
@@ -359,11 +388,13 @@ class Ledger:
         account.waiting += change
         account.tokens += change * one.work.num_prompt
         self._tokens += change * one.work.num_prompt
+        self._engines[one.work.engine].work += change * one.work.num_prompt
         account.waiting_by_rank[one.rank] += change * one.sequences
         if not account.waiting_by_rank[one.rank]:
             del account.waiting_by_rank[one.rank]
 
     def _count_sequences(self, one: _Admitted, change: int) -> None:
         self._catch_up()
+        self._engines[one.work.engine].work += change * one.work.output_work
         self._accounts[one.work.client].sequences += change
         self._sequences += change

@@ -161,6 +161,9 @@ def settle(
         allowed = f"none or one of {', '.join(filter(None, WEIGHT_FORMS))}: others are not known"
         raise ValidationError("quantization", quantization, allowed)
     devices = asked.tensor_parallel_size
+    if asked.data_parallel_size > 1:
+        allowed = "1: one engine is simulated, of several each has its share of the load"
+        raise ValidationError("data_parallel_size", asked.data_parallel_size, allowed)
     model = replace(model, attention_window=asked.attention_window).spread_over(devices)
     check_divides(devices, model)
     config = resolve(asked, model, device.platform, quantization, device.capability)

@@ -17,7 +17,7 @@ from jaxserve.config.settings import OneOf
 from jaxserve.errors import TemplateRefusal, ValidationError
 from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
 from jaxserve.tokenization.gguf_tokenizer import gguf_tokenizer
-from jaxserve.tokenization.message_text import content_parts, content_text
+from jaxserve.tokenization.message_text import content_parts, content_text, has_images
 from jaxserve.tokenization.older_files import converted_tokenizer
 from jaxserve.tokenization.render_limit import RenderTimeoutError, render_limit
 from jaxserve.tokenization.token_bytes import TokenBytes
@@ -44,6 +44,8 @@ MAX_TEMPLATE_ERROR = 200  # characters that are told of what a template says of 
 KEPT_TEMPLATES = 8
 CONTENT_FORMATS = ("auto", "string", "openai")
 LONG_TEXT = 2048  # characters from which other threads may run while a text is tokenised
+_IMAGES = re.compile(r"""['"]image['"]""")  # in a template
+_ASKS_FOR_TEXT = "is string"
 _INTERNALS = re.compile(r"\b0x[0-9a-fA-F]+\b|(?:/[\w.+-]+){2,}")  # addresses and paths
 # Arguments of `apply_chat_template` and `render_chat`, of transformers', and what templates are
 # given: a caller's variables of the template must not set them behind their back (CVE-2025-62426).
@@ -265,8 +267,9 @@ class Tokenizer:
         """The text of `apply_chat_template`; for `encode_chat` if control tokens are to be marked.
 
         Args:
-            content_format: "openai": templates get each content as a list of text parts; "string"
-                or "auto": as one text.
+            content_format: "openai": templates get each content as a list of parts; "string": as
+                one text; "auto": as one text, unless it has an image or the template speaks of
+                images and does not ask whether a content is text.
 
         Raises:
             ValidationError: see `apply_chat_template`.
@@ -287,9 +290,13 @@ class Tokenizer:
                 "chat_template", None, "a template, because the tokenizer brings none"
             )
         OneOf(CONTENT_FORMATS).checked("chat_template_content_format", content_format)
-        with_content = _with_parts if content_format == "openai" else _with_text
+        source = self._source(chat_template)
+        with_content = _with_text
+        is_open = content_format == "auto" and _IMAGES.search(source)
+        if content_format == "openai" or (is_open and _ASKS_FOR_TEXT not in source):
+            with_content = _with_parts
         conversation: Any = [with_content(one, index) for index, one in enumerate(messages)]
-        if "developer" not in self._source(chat_template):  # OpenAI's newer name of "system"
+        if "developer" not in source:  # OpenAI's newer name of "system"
             conversation = [_as_system(message) for message in conversation]
         if mark:
             control = self._control_tokens(chat_template)
@@ -431,9 +438,12 @@ def _template_error(error: Exception) -> str:
 
 def _with_text(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     """A message whose content is no list of parts: a template would print the list itself."""
-    if not isinstance(message.get("content"), list):
+    content = message.get("content")
+    if has_images(content):
+        return _with_parts(message, index)
+    if not isinstance(content, list):
         return message
-    return {**message, "content": content_text(message["content"], f"messages[{index}].content")}
+    return {**message, "content": content_text(content, f"messages[{index}].content")}
 
 
 def _with_parts(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:

@@ -105,6 +105,21 @@ def linear(
     )
 
 
+def native_norm(x: jax.Array, norm: Norm) -> jax.Array:
+    """x float32 or bfloat16 [..., K] over its root mean square, times the weight [K] in x's type.
+
+    The numbers are those of `rms_norm` but for the order of the sum, which is that of the norms in
+    front of `linear`. XLA's order may follow what stands beside it in a program.
+
+    Raises:
+        KernelError: the native kernels cannot be built here.
+    """
+    native.require()
+    rows = x.reshape(-1, x.shape[-1])
+    call = jax.ffi.ffi_call("jaxserve_rms_norm", result_like(rows, rows.shape, x.dtype))
+    return call(rows, norm.weight, eps=np.float32(norm.eps)).reshape(x.shape)
+
+
 def check_native(x: jax.Array, weight: NativeWeight, activations: str) -> None:
     """Judges the shapes and types of a weight with scales by groups.
 

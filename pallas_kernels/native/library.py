@@ -22,6 +22,7 @@ TARGETS = (
     "jaxserve_linear_in_groups",
     "jaxserve_paged_decode",
     "jaxserve_paged_prefill",
+    "jaxserve_rms_norm",
     "jaxserve_split_rotate",
     "jaxserve_write_kv",
     "jaxserve_write_kv_scaled",

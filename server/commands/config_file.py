@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,26 @@ def expand_config(words: Sequence[str]) -> list[str]:
         shipped = _FOLDER / f"{path}.yaml"
         _show(path, shipped.read_text(), rest)
         path = str(shipped)
+    settings = _read(Path(path))
+    if not isinstance(settings, dict):
+        raise ValidationError(FLAG, path, "a YAML or JSON mapping of flags to values")
+    return with_settings(rest, settings, path)
+
+
+def with_settings(rest: Sequence[str], settings: Mapping[str, Any], source: str) -> list[str]:
+    """A command line with flags of a mapping, before all others; see `expand_config`.
+
+    Args:
+        rest: the command line without them.
+        settings: values by the names of flags.
+        source: where they stand, for messages.
+
+    Raises:
+        ValidationError: a value cannot be that of a flag, or is given twice.
+    """
     front: list[str] = []
     back: list[str] = []
-    for flag, values in _flags(Path(path)):
+    for flag, values in _flags(settings, source):
         if len(values) < 2:
             # joined by = a value cannot be taken for a flag, nor the flag take a MODEL behind it
             front.append("=".join([flag, *values]))
@@ -97,10 +114,7 @@ def _of_yaml(error: Any, text: str) -> str:
     return f"line {before.count(chr(10)) + 1}, column {column}: {error.reason}"
 
 
-def _flags(path: Path) -> list[tuple[str, list[str]]]:
-    settings = _read(path)
-    if not isinstance(settings, dict):
-        raise ValidationError(FLAG, str(path), "a YAML or JSON mapping of flags to values")
+def _flags(settings: Mapping[str, Any], source: str) -> list[tuple[str, list[str]]]:
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         is_nested = name in NESTED and isinstance(value, dict)
@@ -108,19 +122,19 @@ def _flags(path: Path) -> list[tuple[str, list[str]]]:
         if is_nested:
             own, notes = nested_settings(name, value)
             for note in notes:
-                print(f"jaxserve: {path}: {note}", file=sys.stderr)
+                print(f"jaxserve: {source}: {note}", file=sys.stderr)
         for key, setting in own.items():
             if key in plain:
-                raise ValidationError(key, setting, f"given once in {path}")
+                raise ValidationError(key, setting, f"given once in {source}")
             plain[key] = setting
     return [
-        _flag("--" + name.replace("_", "-"), value, path)
+        _flag("--" + name.replace("_", "-"), value, source)
         for name, value in plain.items()
         if value is not None
     ]
 
 
-def _flag(flag: str, value: Any, path: Path) -> tuple[str, list[str]]:
+def _flag(flag: str, value: Any, source: str) -> tuple[str, list[str]]:
     if isinstance(value, bool):
         return (flag if value else f"--no-{flag[2:]}"), []
     if isinstance(value, dict) and flag in OBJECTS:
@@ -130,4 +144,4 @@ def _flag(flag: str, value: Any, path: Path) -> tuple[str, list[str]]:
     if isinstance(value, (str, int, float)):
         # a MODEL that is typed wins over the file's like any flag
         return ("--default-model" if flag == "--model" else flag), [str(value)]
-    raise ValidationError(flag[2:], value, f"a number, text, true, false or a list in {path}")
+    raise ValidationError(flag[2:], value, f"a number, text, true, false or a list in {source}")

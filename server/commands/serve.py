@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxserve.config.engine_config import Isolation
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.flags import integer, number
 from jaxserve.config.settings import Integer
 from jaxserve.errors import ValidationError
+from jaxserve.isolation.places import places
 from jaxserve.liveness.silence import AUTO, HUNG_FACTOR, HUNG_S
 from jaxserve.processes.launch import EarlyProcess
 from server.commands.config_file import SHIPPED
@@ -120,8 +121,26 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code."""
+class Asked(NamedTuple):
+    """What the flags of `serve` ask for, checked.
+
+    Attributes:
+        config: the engine's configuration.
+        told: what `create_app` is told beside the engine.
+        isolation: of the engine's process.
+    """
+
+    config: EngineConfig
+    told: dict[str, Any]
+    isolation: Isolation
+
+
+def asked_for(args: argparse.Namespace) -> Asked:
+    """Check the flags of the engine and of its application.
+
+    Raises:
+        ValidationError: a value that is not allowed.
+    """
     check_vllm_flags(args)
     config = engine_config(args)
     if ":" in config.scheduling_policy:  # a class, which every process imports
@@ -141,19 +160,27 @@ def run(args: argparse.Namespace) -> int:
             spare=args.spare_process,
             log_format=args.log_format,
         )
+    if not told["api_keys"] and told["options"].guards_metrics:
+        allowed = "only with --api-key or --api-keys-file"
+        raise ValidationError("--metrics-need-key", True, allowed)
+    return Asked(config, told, isolation)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit code."""
+    config, told, isolation = asked_for(args)
     if args.num_workers is not None:
         Integer(1).checked("--num-workers", args.num_workers)
     if not 0 <= args.shutdown_timeout < math.inf:
         raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
     unlogged_paths(args)
     check_socket_flags(args)
-    if not told["api_keys"] and told["options"].guards_metrics:
-        allowed = "only with --api-key or --api-keys-file"
-        raise ValidationError("--metrics-need-key", True, allowed)
     if not 0 <= args.port <= 65535:
         raise ValidationError("--port", args.port, "0 to 65535")
     # most of a start are imports, which both processes do at once
-    early = EarlyProcess(isolation.module) if args.isolate_engine else None
+    early = None
+    if args.isolate_engine:
+        early = EarlyProcess(isolation.module, places(config)[0])
     try:
         from server.server_process import serve
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from jaxserve.errors import ValidationError
-from jaxserve.tokenization.message_text import content_text
+from jaxserve.tokenization.message_text import content_text, has_images, without_images
 from jaxserve.tokenization.tokenizer import check_template_variables
 from server.protocol.prompts import MAX_PROMPTS
-from server.protocol.requests import GenerationRequest, ModelRequest, StrictModel
+from server.protocol.requests import GenerationRequest, ModelRequest, SessionName, StrictModel
 from server.protocol.response_format import FormatFields
 from server.protocol.tool_messages import rendered_calls
 from server.protocol.tools import AskedTools, asked_tools
@@ -19,6 +19,7 @@ from server.protocol.tools import AskedTools, asked_tools
 MAX_PARTS = 2048  # of content, in all messages
 MAX_VARIABLES = 64
 MAX_TEMPLATE = 65_536  # characters
+PROMPT_IDS = "prompt_token_ids"  # the key of `kv_transfer_params` that is served
 
 
 class Message(StrictModel):
@@ -63,8 +64,11 @@ class TemplateFields(StrictModel):
         """Further variables of the template."""
         return dict(self.chat_template_kwargs or {})
 
-    def render_messages(self) -> list[dict[str, Any]]:
+    def render_messages(self, images: list[str] | None = None) -> list[dict[str, Any]]:
         """The messages as the template reads them: role, text, calls, thoughts.
+
+        Args:
+            images: takes the addresses of images, in their order; None: text alone is read.
 
         Raises:
             ValidationError: content that is no text, or calls that are none.
@@ -74,7 +78,7 @@ class TemplateFields(StrictModel):
             raise ValidationError(
                 "messages", f"{parts} parts", f"at most {MAX_PARTS} parts of content"
             )
-        return [_render(message, index) for index, message in enumerate(self.messages)]
+        return [_render(message, index, images) for index, message in enumerate(self.messages)]
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
@@ -103,11 +107,21 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
         None
     )
     return_prompt_text: bool | None = None
+    prompt_cache_key: SessionName | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+    @property
+    def session(self) -> str:
+        return self.session_id or self.prompt_cache_key or ""
 
     def check(self) -> None:
         super().check()
         self.check_template()
         self.asked_tools()
+        for name, value in (self.kv_transfer_params or {}).items():
+            if name != PROMPT_IDS and value is not None and value is not False:
+                allowed = f"null beside {PROMPT_IDS}: pages stay in their engine"
+                raise ValidationError(f"kv_transfer_params.{name}", value, allowed)
         if self.top_logprobs and not self.logprobs:
             raise ValidationError("top_logprobs", self.top_logprobs, "only with logprobs=true")
 
@@ -117,6 +131,15 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
             return variables
         # templates ask for either; what the request says of them itself wins
         return {"reasoning_effort": effort, "enable_thinking": effort != "none"} | variables
+
+    @property
+    def given_prompt_ids(self) -> Any:
+        """The prompt, where another engine has made it of the messages; None: this one does."""
+        return (self.kv_transfer_params or {}).get(PROMPT_IDS)
+
+    def forget_prompt(self) -> None:
+        super().forget_prompt()
+        self.kv_transfer_params = None
 
     def shown_of_prompt(self, vocab_size: int) -> dict[str, int]:
         shown = super().shown_of_prompt(vocab_size)
@@ -169,6 +192,8 @@ class BatchChatRequest(ChatCompletionRequest):
                 raise ValidationError(name, value, "null in a batch")
         if self.choices_per_prompt != 1:
             raise ValidationError("n", self.n, "1 in a batch")
+        if (given := self.given_prompt_ids) is not None:
+            raise ValidationError(f"kv_transfer_params.{PROMPT_IDS}", given, "null in a batch")
 
     def conversations(self) -> Iterator[ChatCompletionRequest]:
         """A chat completion of each, made when it is asked for."""
@@ -188,7 +213,14 @@ class ChatTokenizeRequest(TemplateFields, ModelRequest):
         return asked_tools(self.tools, None, None).tools
 
 
-def _render(message: Message, index: int) -> dict[str, Any]:
+def _without_images(content: Any, where: str, images: list[str]) -> Any:
+    for place, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and part.get("type") == "image":  # only code has such images
+            raise ValidationError(f"{where}[{place}].type", "image", "image_url for images")
+    return without_images(content, where, images)
+
+
+def _render(message: Message, index: int, images: list[str] | None) -> dict[str, Any]:
     where = f"messages[{index}]"
     extras = message.model_extra or {}
     for name in ("function_call", "audio"):
@@ -196,7 +228,11 @@ def _render(message: Message, index: int) -> dict[str, Any]:
             raise ValidationError(f"{where}.{name}", "...", "no functions and no audio")
     if message.role == "function":
         raise ValidationError(f"{where}.role", message.role, "tool for what a call has given")
-    content = content_text(message.content, f"{where}.content")
+    content: Any = message.content
+    if images is not None:
+        content = _without_images(content, f"{where}.content", images)
+    if images is None or not has_images(content):
+        content = content_text(content, f"{where}.content")
     rendered: dict[str, Any] = {"role": message.role, "content": content}
     if extras.get("tool_calls"):
         rendered["tool_calls"] = rendered_calls(extras["tool_calls"], f"{where}.tool_calls")

@@ -42,6 +42,7 @@ def queueing(
         asked if least_priority is None else max(asked, least_priority),
         body.timeout if timeout is None else timeout,
         client,
+        body.session,
     )
 
 

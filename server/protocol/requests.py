@@ -42,6 +42,7 @@ Int64 = Annotated[int, Field(ge=-INT64, le=INT64 - 1)]
 # A list stops at its first bad element, so a hostile body cannot ask for a million error lines.
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Integers = Annotated[list[int], Field(fail_fast=True)]
+SessionName = Annotated[str, Field(max_length=1024)]
 
 # Fields of SamplingParams that requests give under another name or type, or not at all.
 _GIVEN_OTHERWISE = {
@@ -109,6 +110,11 @@ class QueuedRequest(ModelRequest):
     priority: Int64 | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
 
+    @property
+    def session(self) -> str:
+        """See `Queueing.session`."""
+        return ""
+
     def prompt_extras(self) -> dict[str, Any]:
         """The fields of the body that a prompt's mapping has under the same name."""
         found = {name: getattr(self, name, None) for name in EXTRA_KEYS}
@@ -173,6 +179,11 @@ class GenerationRequest(PromptRequest, SamplingRequest):
     echo: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    session_id: SessionName | None = None
+
+    @property
+    def session(self) -> str:
+        return self.session_id or ""
 
     @property
     def streams(self) -> bool:

@@ -39,6 +39,7 @@ SHARED = (
     "parallel_tool_calls",
     "structured_outputs",
     "cache_salt",
+    "prompt_cache_key",
     "priority",
     "timeout",
     "request_id",

@@ -97,6 +97,7 @@ class RerankRequest(ScoringRequest):
     query: str
     documents: Any
     top_n: Annotated[int, Field(ge=0)] = 0
+    return_documents: bool = True
 
     @property
     def fields(self) -> tuple[str, str]:
@@ -104,11 +105,20 @@ class RerankRequest(ScoringRequest):
 
 
 def _texts(given: Any, field: str) -> list[str]:
-    texts = given if isinstance(given, list) else [given]
-    if len(texts) > MAX_PROMPTS:
+    items = given if isinstance(given, list) else [given]
+    if len(items) > MAX_PROMPTS:
         allowed = f"at most {MAX_PROMPTS} texts in one request"
-        raise ValidationError(field, f"{len(texts)} texts", allowed)
-    for text in texts:
-        if not isinstance(text, str):
-            raise ValidationError(field, type(text).__name__, "a text, or a list of texts")
-    return texts
+        raise ValidationError(field, f"{len(items)} texts", allowed)
+    return [_text(item, field) for item in items]
+
+
+def _text(item: Any, field: str) -> str:
+    """A text, also as Jina and Cohere wrap it ({"text": ...}), and vLLM's parts of a content."""
+    match item:
+        case str():
+            return item
+        case {"text": str(text)} if len(item) == 1:
+            return text
+        case {"content": [{"type": "text", "text": str(text)}]} if len(item) == 1:
+            return text
+    raise ValidationError(field, item, 'a text or {"text": ...}, or a list of them')

@@ -22,6 +22,8 @@ REASONING_PARSERS = {
         other_begins=("Here's my thought process:",),
         other_ends=("Here's my response:",),
     ),
-    "mistral": Tags("[THINK]", "[/THINK]", calls=("[TOOL_CALLS]",)),  # Magistral
+    "mistral": Tags(  # Magistral
+        "[THINK]", "[/THINK]", calls=("[TOOL_CALLS]",), may_come_late=True
+    ),
     "qwen3": _WITH_CALLS,
 }

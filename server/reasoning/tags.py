@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from jaxserve.params.structured_outputs_params import Thoughts
@@ -17,6 +18,7 @@ class Tags:
         other_begins, other_ends: what the model may write in their places.
         calls: what begins a call of a tool, and so ends thoughts that the model has not closed.
         starts_open: the model thinks without saying so: all is thought up to the end.
+        may_come_late: text may come before the thoughts, and a last tag without a first is none.
     """
 
     begin: str
@@ -25,6 +27,7 @@ class Tags:
     other_ends: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
     starts_open: bool = False
+    may_come_late: bool = False
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -67,8 +70,13 @@ class ReasoningParser(Reader):
         space = yield from self.skip_space()
         missed = yield from self.expect(*self._tags.begins)
         if missed is not None and not self._is_open:
-            self.say(space + missed)
-            return
+            self.say(space)
+            if not self._tags.may_come_late:
+                self.say(missed)
+                return
+            if not (yield from self._begins_late(missed)):
+                return
+            missed = None
         if missed is None:
             yield from self.skip_space()
         else:
@@ -79,3 +87,14 @@ class ReasoningParser(Reader):
             self.say(end)
         elif end is not None:
             yield from self.skip_space()
+
+    def _begins_late(self, held: str) -> Generator[None, str | None, bool]:
+        """Text of the answer, up to the first tag; whether thoughts begin there."""
+        tags = (*self._tags.begins, *self._tags.ends, *self._tags.calls)
+        while True:
+            tag = yield from self.until(tags, self.say, held=held)
+            if tag in self._tags.calls:  # what is in a call is none
+                self.say(tag)
+            if tag is None or tag not in self._tags.ends:
+                return tag in self._tags.begins
+            held = ""

@@ -8,13 +8,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxserve.client.input_processor import check_token_ids
+from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.sampling_params import SamplingParams
 from server.answers import COMMON_FIELDS, Answer, Piece
 from server.endpoint import answer
 from server.engine_route import EngineRoute
-from server.protocol.chat import ChatCompletionRequest
+from server.protocol.chat import PROMPT_IDS, ChatCompletionRequest
 from server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from server.reasoning.thought_counter import ThoughtCounter
 from server.tools.message import MessageReader
@@ -34,12 +36,38 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
 
     def fields(self) -> dict[str, str]:
         return COMMON_FIELDS | {
-            "prompt": "messages",
-            "prompt_token_ids": "messages",
+            "prompt": self._prompt_field,
+            "prompt_token_ids": self._prompt_field,
             "max_tokens": self.body.max_tokens_field,
             "logprobs": "top_logprobs",
             "beam_width": "n",
         }
+
+    @property
+    def _prompt_field(self) -> str:
+        """The field that the prompt's tokens come from."""
+        given = self.body.given_prompt_ids
+        return "messages" if given is None else f"kv_transfer_params.{PROMPT_IDS}"
+
+    async def _prompt(self, images: list[str]) -> list[int]:
+        """Token ids; `images` takes the addresses of those in the messages."""
+        body, service = self.body, self.service
+        cut, given = service.cut(body, body.requested_max_tokens), body.given_prompt_ids
+        if given is not None:
+            field = self._prompt_field
+            if not isinstance(given, list):
+                raise ValidationError(field, given, "a list of token ids")
+            check_token_ids(given, service.engine.model_config.vocab_size, field)
+            return given if cut is None else cut.of(given)
+        # Chat templates write the special tokens themselves, so none are added by default.
+        special = bool(body.add_special_tokens)
+        return await service.encode_chat(
+            body,
+            add_special_tokens=special,
+            tools=self._tools.tools,
+            cut=cut,
+            images=images,
+        )
 
     async def prepare(self) -> None:
         body, service = self.body, self.service
@@ -61,15 +89,9 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             params.skip_special_tokens = False  # calls and thoughts may be marked by them
         # With `echo`, an answer that continues the last message starts with that message.
         continues = body.echo and body.messages[-1].role == ROLE
-        self._echo = str(body.render_messages()[-1]["content"]) if continues else ""
-        # Chat templates write the special tokens themselves, so none are added by default.
-        special = bool(body.add_special_tokens)
-        prompt = await service.encode_chat(
-            body,
-            add_special_tokens=special,
-            tools=self._tools.tools,
-            cut=service.cut(body, body.requested_max_tokens),
-        )
+        self._echo = str(body.render_messages([])[-1]["content"]) if continues else ""
+        images: list[str] = []
+        prompt = await self._prompt(images)
         self._prompt_text: str | None = None
         if body.return_prompt_text:
             self._prompt_text = await service.decode(prompt, skip_special_tokens=False)
@@ -81,7 +103,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             thoughts = service.parsers.thoughts(self._prompt_end)
             self._thinks = thoughts is not None
             params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
-        await self.add_prompt(prompt, await self.with_tags(params, prompt))
+        await self.add_prompt(prompt, await self.with_tags(params, prompt), images)
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         said: dict[str, Any] = {"content": piece.new.text}

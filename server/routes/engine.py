@@ -21,6 +21,7 @@ async def facts(request: Request) -> Response:
     engine = service.engine
     config, has_tokenizer = engine.config, not engine.config.asked.skip_tokenizer_init
     is_chat = has_tokenizer and engine.tokenizer.chat_template is not None
+    engines = config.asked.data_parallel_size
     constrains = has_tokenizer and importlib.util.find_spec("llguidance") is not None
     told: dict[str, Any] = {
         "version": jaxserve.__version__,
@@ -29,12 +30,12 @@ async def facts(request: Request) -> Response:
         "chat": is_chat,
         "structured_outputs": constrains,
         "max_logprobs": config.asked.max_logprobs,
-        "slots": config.scheduler.max_num_seqs,
+        "slots": engines * config.scheduler.max_num_seqs,
         "page_size": config.cache.page_size,
         "policy": config.asked.scheduling_policy,
         "length_classes": [*config.asked.length_classes],
-        "device_flops": config.asked.device_flops_per_second or 0.0,
-        "device_bytes": config.asked.device_bytes_per_second or 0.0,
+        "device_flops": engines * (config.asked.device_flops_per_second or 0.0),
+        "device_bytes": engines * (config.asked.device_bytes_per_second or 0.0),
         "has_keys": client_of(request) is not None,
     }
     return JSONResponse(told, headers={"Cache-Control": "no-store"})

@@ -139,14 +139,11 @@ class Ranks(Scores):
 
     def told(self, outputs: list[RequestOutput], usage: dict[str, Any]) -> dict[str, Any]:
         found = sorted(enumerate(self.scores(outputs)), key=lambda one: one[1], reverse=True)
-        results = [
-            {
-                "index": index,
-                "document": {"text": self._documents[index], "multi_modal": None},
-                "relevance_score": score,
-            }
-            for index, score in found[: self.body.top_n or None]
-        ]
+        results = []
+        for index, score in found[: self.body.top_n or None]:
+            document = {"text": self._documents[index], "multi_modal": None}
+            shown = {"document": document} if self.body.return_documents else {}
+            results.append({"index": index, **shown, "relevance_score": score})
         return {"id": self.answer_id, "model": self.model, "usage": usage, "results": results}
 
 

@@ -33,9 +33,15 @@ async def tokenize(request: Request) -> Response:
         body.check_extras()
         service.resolve_model(body.model)
         if isinstance(body, ChatTokenizeRequest):
+            images: list[str] = []
             tokens = await service.encode_chat(
-                body, add_special_tokens=body.add_special_tokens, tools=body.rendered_tools()
+                body,
+                add_special_tokens=body.add_special_tokens,
+                tools=body.rendered_tools(),
+                images=images,
             )
+            if images:
+                tokens = await service.with_places(tokens, images)
         else:
             tokens = await service.encode(
                 body.prompt, add_special_tokens=body.add_special_tokens, field="prompt"

@@ -24,5 +24,6 @@ V32 = Syntax(
         key=Header(">", r'(?P<name>[^"]+)"(\s+string="(?P<is_text>true|false)")?'),
         end="</｜DSML｜parameter>",
         call_end="</｜DSML｜invoke>",
+        wrappers=("arguments", "input"),
     ),
 )

@@ -11,5 +11,6 @@ GLM = Syntax(
         key=Header("<arg_value>", r"\s*(?P<name>[^<>]*[^<>\s])\s*</arg_key>\s*"),
         end="</arg_value>",
         call_end="</tool_call>",
+        untyped_is_json=True,
     ),
 )

@@ -89,12 +89,18 @@ def read_string(reader: Reader, take: Take) -> Validity:
     return False
 
 
-def read_call(reader: Reader, arguments: Sequence[str] = ("arguments", "parameters")) -> Validity:
+def read_call(
+    reader: Reader,
+    arguments: Sequence[str] = ("arguments", "parameters"),
+    *,
+    may_have_none: bool = True,
+) -> Validity:
     """Read a call `{"name": ..., "arguments": {...}}`, whose arguments are told as they come.
 
     Args:
         reader: its current character is the opening brace; stands behind the object afterwards.
-        arguments: keys under which arguments may be.
+        arguments: keys under which arguments may be, as an object or as the text of one.
+        may_have_none: whether an object with a name alone is a call.
 
     Returns:
         Whether it was a call. If it was none, its text was said; if it has ended too early, what
@@ -102,7 +108,7 @@ def read_call(reader: Reader, arguments: Sequence[str] = ("arguments", "paramete
     """
     call = _Call(reader)
     whole = yield from _read_members(reader, call, arguments)
-    if whole and call.name is not None and call.index is None:
+    if whole and may_have_none and call.name is not None and call.index is None:
         call.index = reader.begin_call(call.name)
         reader.add_arguments(call.index, "{}")
     if call.index is None:
@@ -111,16 +117,20 @@ def read_call(reader: Reader, arguments: Sequence[str] = ("arguments", "paramete
     return whole
 
 
-def read_calls(reader: Reader, separator: str) -> Validity:
+def read_calls(reader: Reader, separator: str, *, may_have_none: bool = True) -> Validity:
     """Read calls from the opening brace of the first on, with a separator between them.
+
+    `may_have_none` is that of `read_call`.
 
     Returns:
         Whether all that was read were calls.
     """
     while reader.char == "{":
-        if not (yield from read_call(reader)):
+        if not (yield from read_call(reader, may_have_none=may_have_none)):
             return False
-        yield from reader.skip_space()
+        space = yield from reader.skip_space()
+        if reader.char not in (separator, "{", "]"):
+            reader.say(space)
         if reader.char == separator:
             yield from reader.next()
             yield from reader.skip_space()
@@ -150,6 +160,14 @@ class _Call:
             self.held.append(char)
         else:
             self._reader.add_arguments(self.index, char)
+
+    def set_arguments(self, text: str) -> None:
+        """Arguments that were read before they are told."""
+        if self.name is None:
+            self.held.append(text)
+        else:
+            self.index = self._reader.begin_call(self.name)
+            self._reader.add_arguments(self.index, text)
 
     def set_name(self, name: str) -> None:
         self.name = name
@@ -181,6 +199,10 @@ def _read_members(reader: Reader, call: _Call, arguments: Sequence[str]) -> Vali
         elif name in arguments and reader.char == "{" and not call.held and call.index is None:
             if not (yield from read_value(reader, call.take_argument)):
                 return False
+        elif name in arguments and reader.char == '"' and not call.held and call.index is None:
+            if not (yield from read_string(reader, _both(call.take, value.append))):
+                return False
+            call.set_arguments(_unwrapped("".join(value)))
         elif not (yield from read_value(reader, call.take)):
             return False
         yield from _space(reader, call.take)
@@ -191,6 +213,16 @@ def _read_members(reader: Reader, call: _Call, arguments: Sequence[str]) -> Vali
             return False
         yield from _step(reader, call.take)
         yield from _space(reader, call.take)
+
+
+def _unwrapped(text: str) -> str:
+    """The object whose text a JSON string has; where it has none, the string."""
+    inner: str = json.loads(text)
+    try:
+        is_object = isinstance(json.loads(inner), dict) and _is_encodable(inner)
+    except (ValueError, RecursionError):
+        is_object = False
+    return inner if is_object else text
 
 
 def _both(one: Take, other: Take) -> Take:

@@ -1,5 +1,5 @@
-"""Llama 3: the text is `{"name": ..., "parameters": {...}}`, or several with `;` between them."""
+"""Llama 3: `{"name": ..., "parameters": {...}}`, several with `;` between them."""
 
 from server.tools.syntax import Syntax
 
-LLAMA3_JSON = Syntax("<|python_tag|>", separator=";", starts_bare=True)
+LLAMA3_JSON = Syntax("<|python_tag|>", separator=";", is_bare=True)

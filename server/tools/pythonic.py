@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from server.tools.reader import Reader, Steps
 
@@ -95,13 +95,22 @@ def parsed_call(text: str) -> tuple[str, str] | None:
         if keyword.arg is None:
             return None
         try:
-            arguments[keyword.arg] = ast.literal_eval(keyword.value)
+            arguments[keyword.arg] = ast.literal_eval(_JSONNames().visit(keyword.value))
         except (ValueError, TypeError, RecursionError, MemoryError):
             return None
     try:
         return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):  # bytes, sets, keys that are no text
         return None
+
+
+class _JSONNames(ast.NodeTransformer):
+    """Takes the names that some models write, as JSON has them, for values."""
+
+    VALUES: ClassVar = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self.VALUES[node.id]) if node.id in self.VALUES else node
 
 
 def _dotted(node: ast.expr) -> str | None:

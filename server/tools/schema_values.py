@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,12 +19,29 @@ _KINDS: Mapping[type, frozenset[str]] = {
     dict: frozenset({"object"}),
     type(None): frozenset({"null"}),
 }
+# what authors of tools write for the types of JSON schemas
+_ALIASES: Mapping[str, str] = {
+    alias: kind
+    for kind, aliases in {
+        "string": "str text varchar char enum",
+        "integer": "int int32 int64 uint uint32 uint64 long short unsigned",
+        "number": "num float float32 float64 double",
+        "boolean": "bool",
+        "array": "arr list sequence",
+        "object": "dict",
+    }.items()
+    for alias in aliases.split()
+}
+_NESTED = frozenset({"array", "object"})
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 _BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """Types of a property, as JSON schemas name them; empty: the schema tells none."""
+    """Types of a property, as JSON schemas name them; empty: the schema tells none.
+
+    Of names that no schema has, as "str", those that tools have in their places are known.
+    """
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return frozenset()
@@ -33,7 +52,7 @@ def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
             continue
         kinds = one.get("type")
         kinds = kinds if isinstance(kinds, list) else [kinds]
-        found.update(kind for kind in kinds if isinstance(kind, str))
+        found.update(_ALIASES.get(kind, kind) for kind in kinds if isinstance(kind, str))
         for value in _listed(one, "enum"):
             found |= _KINDS[type(value)]
         for branch in _BRANCHES:
@@ -65,7 +84,36 @@ def json_of(text: str, types: frozenset[str]) -> str:
         return _BOOLEANS[word]
     if "null" in types and word == "null":
         return word
+    if not kinds:
+        read = _number(plain, types) or (_python(plain) if types & _NESTED else None)
+        if read is not None:
+            return read
     return json.dumps(text, ensure_ascii=False) if "string" in types or not kinds else plain
+
+
+def _number(text: str, types: frozenset[str]) -> str | None:
+    """A number that is none in JSON, as `007` and `.5`; None: it is none of the types."""
+    for kind, read in (("integer", int), ("number", _finite)):
+        if kind in types:
+            try:
+                return json.dumps(read(text))
+            except ValueError:
+                continue
+    return None
+
+
+def _python(text: str) -> str | None:
+    """A list or dict as Python writes it, with single quotes and None; None: it is neither."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+            value = ast.literal_eval(text)
+        if isinstance(value, dict | list):
+            told = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            told.encode()  # half of a surrogate pair is a ValueError: no response could hold it
+            return told
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return None
 
 
 def _listed(schema: dict[str, Any], key: str) -> list[Any]:

@@ -34,7 +34,7 @@ class Syntax:
             name and arguments, perhaps in a list.
         parameters: how arguments are written; None: as JSON.
         separator: between calls that are objects.
-        starts_bare: the text may begin with such an object, without a tag.
+        is_bare: objects need no tag, so one with a name alone is none.
         id_size: letters and digits of a call's id, where templates refuse others.
     """
 
@@ -43,7 +43,7 @@ class Syntax:
     header: Header | None = None
     parameters: Parameters | None = None
     separator: str = ","
-    starts_bare: bool = False
+    is_bare: bool = False
     id_size: int | None = None
 
 
@@ -67,15 +67,17 @@ class SyntaxParser(Reader):
         return "".join(secrets.choice(_LETTERS) for _ in range(size))
 
     def read(self) -> Steps:
-        tag = yield from self._read_calls() if self._syntax.starts_bare else self._find()
+        begins = (self._syntax.begin, BRACE)
+        tag = yield from self._find()
         while tag is not None:
-            if tag == self._syntax.begin or not self._num_calls:
+            if tag != BRACE and (tag in begins or not self._num_calls):
                 self.hold(tag)
-            tag = yield from self._read_calls() if tag == self._syntax.begin else self._find()
+            tag = yield from self._read_calls() if tag in begins else self._find()
 
     def _find(self) -> Finding:
-        """Text for the user, up to a tag."""
-        return (yield from self.until(self._tags, self.say))
+        """Text for the user, up to a tag, or to the brace of a bare object."""
+        stop = BRACE if self._syntax.is_bare else ""
+        return (yield from self.until(self._tags, self.say, stop=stop))
 
     def _read_calls(self) -> Finding:
         """What is behind a tag; the next one."""
@@ -88,14 +90,14 @@ class SyntaxParser(Reader):
         return tag or (yield from self._find())
 
     def _read_objects(self) -> Finding:
-        is_list = self._syntax.begin.endswith(LIST)
-        if self.char == LIST and not self._syntax.starts_bare:
+        is_list, is_bare = self._syntax.begin.endswith(LIST), self._syntax.is_bare
+        if self.char == LIST and not is_bare:
             is_list = True
             self.hold(LIST)
             yield from self.next()
             self.say((yield from self.skip_space()))
         before = self._num_calls
-        yield from read_calls(self, self._syntax.separator)
+        yield from read_calls(self, self._syntax.separator, may_have_none=not is_bare)
         if is_list and self.char == "]" and self._num_calls > before:
             yield from self.next()
         return None

@@ -41,6 +41,10 @@ class Parameters:
             the value.
         call_end: behind the last value.
         is_padded: a line break before a value and one behind it are none of it.
+        untyped_is_json: a value of which no schema tells the type is JSON, where it can be read
+            so; else it is a text.
+        wrappers: keys that models write around all arguments, as one object, where the tool has no
+            such key itself.
     """
 
     begin: str
@@ -48,6 +52,8 @@ class Parameters:
     end: str
     call_end: str
     is_padded: bool = False
+    untyped_is_json: bool = False
+    wrappers: tuple[str, ...] = ()
 
 
 def read_parameters(
@@ -91,10 +97,19 @@ def read_parameters(
             if tag == parameters.key.end:
                 tag = None
                 if found is not None:
-                    add(f"{separator}{_quoted(found['name'])}: ")
+                    value: list[str] = []
+                    name, known = found["name"], schema.get("properties")
+                    known = known if isinstance(known, dict) else {}
+                    is_wrapper = name in parameters.wrappers and name not in known
+                    types = _types(found, schema, parameters.untyped_is_json)
+                    if not is_wrapper:
+                        add(f"{separator}{_quoted(name)}: ")
+                    end = yield from _read_value(
+                        reader, value.append if is_wrapper else add, parameters, types
+                    )
+                    if is_wrapper:
+                        add(_unwrapped("".join(value), name, known, separator))
                     separator = ", "
-                    types = _types(found, schema)
-                    end = yield from _read_value(reader, add, parameters, types)
                     is_between = end is not None
                     tag = None if end == parameters.end else end
     if is_between and not reader.is_cut:
@@ -102,13 +117,12 @@ def read_parameters(
     return None
 
 
-def _types(key: re.Match[str], schema: Mapping[str, Any]) -> frozenset[str]:
-    """Types that a value may have; empty: any."""
-    told = key.groupdict()
+def _types(key: re.Match[str], schema: Mapping[str, Any], untyped_is_json: bool) -> frozenset[str]:
+    """Types that a value may have; empty: any. A schema's go before what the model says of it."""
+    types, told = types_of(schema, key["name"]), key.groupdict()
     if told.get("is_text") == "true":
-        return TEXT
-    types = types_of(schema, key["name"])
-    return types if types or "is_text" in told else TEXT
+        return TEXT if not types or types & TEXT else types
+    return types if types or untyped_is_json or "is_text" in told else TEXT
 
 
 def _read_value(
@@ -132,6 +146,20 @@ def _read_value(
         tag = yield from reader.until(ends, text.append)
         add(json_of("".join(text), types) if tag is not None else "")
     return tag and tag.lstrip("\n")
+
+
+def _unwrapped(value: str, name: str, known: Mapping[str, Any], separator: str) -> str:
+    """The arguments in a value around them; where it has others, the value by its name."""
+    try:
+        inner = json.loads(value)
+        inner = json.loads(inner) if isinstance(inner, str) else inner
+        if isinstance(inner, dict) and inner and inner.keys() <= known.keys():
+            told = json.dumps(inner, ensure_ascii=False, allow_nan=False)
+            told.encode()  # half of a surrogate pair is a ValueError: no response could hold it
+            return f"{separator}{told[1:-1]}"
+    except (ValueError, RecursionError):
+        pass  # it is no JSON that can be told, or was cut off
+    return f"{separator}{_quoted(name)}: {value}"
 
 
 _quoted = partial(json.dumps, ensure_ascii=False)

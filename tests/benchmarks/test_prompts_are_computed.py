@@ -23,6 +23,8 @@ KEPT = {
     "benchmarks/beam_speed.py": "the cache is emptied after every round",
     "jaxserve/bench/tune.py": "one workload an engine, in which no two prompts are alike",
     "jaxserve/bench/commands.py": "by its flags; `bench latency` turns it off",
+    "benchmarks/mapped_weights.py": "one call an engine, whose prompts differ",
+    "benchmarks/determinism/serving.py": "answers are compared, not timed",
     "benchmarks/gpu/engine.py": "off by `defaults`",
     "benchmarks/peers/adapters/jaxserve_llm.py": "off by `settings`, see its test",
     "benchmarks/peers/adapters/vllm_llm.py": "another engine: off by `settings`, see its test",

@@ -58,6 +58,17 @@ def embeddings_and_responses(url: str) -> None:
     assert litellm.responses(input=ASK, api_base=base, **VLLM).output[0].content[0].text
 
 
+def ranks(url: str) -> None:
+    """As vLLM's rerank, and in the shapes of Jina and Cohere."""
+    found = []
+    for provider, base in (("hosted_vllm", url), ("jina_ai", url), ("cohere", url)):
+        base += "" if provider == "hosted_vllm" else "/v1/rerank"
+        given: Any = {"query": "one", "documents": ["two", "one"], "top_n": 1}
+        told = litellm.rerank(f"{provider}/tiny", api_base=base, api_key="none", **given)
+        found += [one["index"] for one in told.results]
+    assert found == [1, 1, 1]
+
+
 def errors(url: str) -> None:
     picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
     many = [{"role": "user", "content": "one " * 9000}]
@@ -77,4 +88,4 @@ def errors(url: str) -> None:
 
 
 if __name__ == "__main__":
-    run(plain, tools_and_formats, embeddings_and_responses, errors)
+    run(plain, tools_and_formats, embeddings_and_responses, ranks, errors)

@@ -73,6 +73,8 @@ def test_it_gives_the_tokens_of_an_llm(serve, model_folder) -> None:
         assert await asyncio.gather(*map(partial(one, engine), range(len(PROMPTS)))) == want
         await engine.check_health()
         assert engine.is_running and not engine.errored
+        assert engine.model_config.max_model_len == 64
+        assert engine.vllm_config.model_config.hf_config.model_type == "llama"
         streams = [engine.generate(PROMPTS[0], LONG, name) for name in "abc"]
         for stream in streams:
             await anext(stream)

@@ -21,8 +21,6 @@ class Client:
         self.looks = 0
         self.found: EngineView | None = None
         self.wake: Any = None
-        self.processes: Any = None
-        self.metrics: Any = SimpleNamespace(watch_processes=lambda processes: None)
 
     def look(self) -> None:
         self.looks += 1

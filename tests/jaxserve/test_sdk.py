@@ -35,6 +35,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [5, 6, 7]]
 
 
+def test_several_engines_are_refused_with_what_has_them() -> None:
+    with pytest.raises(ValidationError, match=r"data_parallel_size=2.*jaxserve serve"):
+        LLM("m", data_parallel_size=2)
+
+
 def test_pairs_and_their_cosine() -> None:
     fields = ("data_1", "data_2")
     assert pair_up(1, 3, fields) == [(0, 0), (0, 1), (0, 2)]

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from checkpoints import CheckpointError, TensorMismatchError
 from checkpoints.store import RECORD_FILE, is_store, read_record
+from checkpoints.store.orbax import array_file
 from checkpoints.store.publish import partial_folder
 from checkpoints.store.reader import restore_store
 from checkpoints.store.writer import write_store
@@ -56,6 +57,25 @@ def test_arrays_come_back_and_the_record_says_what_they_are(store: Path) -> None
     assert is_store(store) and record.about == {"x": 1} and not record.source
     assert record.leaves()["a"].shape == (20, 30)
     assert not partial_folder(store).exists()
+
+
+def test_arrays_are_mapped_from_their_files(store: Path) -> None:
+    found = restore_store(store, wanted(), mapped=True)
+    assert all((found[name] == array).all() for name, array in ARRAYS.items())
+    assert not any(array.flags.writeable or array.flags.owndata for array in found.values())
+    other = wanted()
+    other["a"] = jax.ShapeDtypeStruct((20, 30), np.int32, sharding=other["a"].sharding)
+    with pytest.raises(CheckpointError, match=r"a.*of float32, not int32: convert again"):
+        restore_store(store, other, mapped=True)
+
+
+def test_what_is_cut_for_several_devices_is_not_mapped(store: Path) -> None:
+    (place,) = store.rglob("a/zarr.json")
+    about = json.loads(place.read_text())
+    about["chunk_grid"]["configuration"]["chunk_shape"] = [10, 30]
+    place.write_text(json.dumps(about))
+    assert array_file(place.parents[1], "a") is None
+    assert array_file(place.parents[1], "b.values") is not None
 
 
 def largest(store: Path) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +28,7 @@ from tests.jaxserve.loading.test_engine_plan import CASE, asked_for, built, deci
 from tests.jaxserve.test_step_contract import finish, request
 from tests.tiny_models import VOCAB_SIZE
 
+ROOT = Path(__file__).parents[2]
 PAGES = 17  # of 8 tokens: a request takes 12 at most
 GIB = 0.01  # room for all that is computed here
 Make = Callable[..., Engine]
@@ -206,6 +210,58 @@ def test_a_restart_finds_pages_in_files_and_a_stall_delays_only_who_needs_them(
     assert tokens == expected[0][0] and patient.stats().pages.num_found == 0
 
 
+SHARING = """
+import sys
+from pathlib import Path
+from jaxserve.memory.host_tier import MoveCosts
+from tests.jaxserve.loading.test_engine_plan import asked_for, built, decided_for
+from tests.jaxserve.test_tiers import GIB, PAGES, served, tiers
+MoveCosts.pays = lambda self, count: True
+how = {"kv_offloading_size": GIB, "kv_offloading_path": sys.argv[2], "num_pages": PAGES}
+how["kv_offloading_preload"] = True
+engine = built(decided_for(asked_for(Path(sys.argv[1]), **how)))
+print("ready", flush=True)
+held = tiers(engine).num_held
+sys.stdin.readline()
+said = [served(engine) for _ in range(2)]
+engine.scheduler.check_integrity()
+print(said, flush=True)
+print(held, flush=True)
+engine.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_folder(
+    make: Make, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Both write and read at once, and what they have left a third finds."""
+    expected, folder = served(make()), model_folder(CASE, num_hidden_layers=2)
+    command = [sys.executable, "-c", SHARING, str(folder), str(tmp_path / "pages")]
+
+    def begun() -> subprocess.Popen[str]:
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        child = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        return child
+
+    def answered(children: list[subprocess.Popen[str]]) -> list[int]:
+        """The pages of files that each began with; all serve at once."""
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+        found = []
+        for child in children:
+            said, count = child.communicate()[0].splitlines()
+            assert json.loads(said) == [expected, expected] and child.returncode == 0
+            found.append(int(count))
+        return found
+
+    assert answered([begun(), begun()]) == [0, 0]
+    assert answered([begun()])[0] > 30
+
+
 def arrive(engine: Engine, one: Request) -> None:
     """As a client's message."""
     engine.handle(one.asked)
@@ -250,7 +306,7 @@ def test_windows_that_give_pages_back_have_no_tier(model_folder: Callable[..., P
 def test_a_host_with_less_memory_refuses_by_its_size(
     model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_plan, "available_bytes", lambda reserve: 3 << 30)
+    monkeypatch.setattr(tier_plan, "share_of_host", lambda asked: 3 << 30)
     decided_for(asked_for(model_folder(CASE), kv_offloading_size=1.0))
     with pytest.raises(ValidationError, match=r"kv_offloading_size=2.5 .* at most 2.00 GiB"):
         decided_for(asked_for(model_folder(CASE), kv_offloading_size=2.5))

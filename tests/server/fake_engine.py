@@ -127,6 +127,7 @@ class FakeEngine:
             hidden_size=8,
             labels=labels,
             matryoshka=(),
+            images=None,
         )
         self.max_model_len = max_model_len
         self.labels = labels

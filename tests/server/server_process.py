@@ -85,14 +85,11 @@ def free_port() -> int:
 @contextmanager
 def running_server(max_queue_wait: str = "none", *more: str) -> Iterator[Server]:
     """A healthy server with four slots and a context of CONTEXT tokens; killed at the end."""
-    port = free_port()
-    process, lines = start(
+    with serving(
         "--model",
         str(bundled_model_path()),
         "--served-model-name",
         "tiny",
-        "--port",
-        str(port),
         "--max-num-seqs",
         "4",
         "--max-model-len",
@@ -106,7 +103,15 @@ def running_server(max_queue_wait: str = "none", *more: str) -> Iterator[Server]
         "--max-queue-wait",
         max_queue_wait,
         *more,
-    )
+    ) as server:
+        yield server
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[Server]:
+    """A healthy server with these flags; killed at the end."""
+    port = free_port()
+    process, lines = start(*flags, "--port", str(port))
     found = Server(process, f"http://127.0.0.1:{port}", lines, saw_loading=False)
     try:
         deadline = time.monotonic() + STARTUP_S

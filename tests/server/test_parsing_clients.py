@@ -58,6 +58,7 @@ def test_openai(url: str) -> None:
     assert events[-1].type == "response.failed" and events[-1].response.error.code
 
 
+@pytest.mark.slow
 def test_anthropic(url: str) -> None:
     # here, for all others would wait for it: it takes seconds
     anthropic = pytest.importorskip("anthropic", reason="needs the extra `test`")

@@ -24,7 +24,9 @@ def test_a_recording_is_replayed_by_the_load_test_and_by_the_simulator(tmp_path,
         COUNT, 30.0, input_len=20, output_len=9, prefix_len=32, num_priorities=2, seed=1
     )
     write_requests(load, made.requests())
-    with running_server("none", "--record-trace", str(trace)) as server:
+    with running_server(
+        "none", "--scheduling-policy", "priority", "--record-trace", str(trace)
+    ) as server:
         parser = argparse.ArgumentParser()
         serve_options.add_options(parser)
         words = ["--base-url", server.url, "--dataset-name", "trace", "--dataset-path", str(load)]

@@ -23,6 +23,7 @@ from jaxserve.execution.features.feature import (
     of_region,
     overrides,
 )
+from jaxserve.execution.features.images import Images
 from jaxserve.execution.features.logprobs import Logprobs
 from jaxserve.execution.features.mask import Mask
 from jaxserve.execution.features.penalties import Penalties
@@ -34,7 +35,11 @@ from jaxserve.execution.features.sampling import Sampling, threshold_on
 # in the order in which they adjust logits and report: masked logits are -inf behind the mask
 _ALL: tuple[type[Feature], ...] = (
     *(Sampling, Bias, Mask, Penalties, EpsilonCutoff, Logprobs, PromptScores),
-    *(PromptEmbeds, Pooling),  # features that read embeddings come behind one that replaces them
+    *(
+        PromptEmbeds,
+        Images,
+        Pooling,
+    ),  # features that read embeddings come behind those that replace them
 )
 KINDS = tuple(kind for kind in _ALL if kind.setting is None)  # of every engine
 OPTIONAL_KINDS = tuple(kind for kind in _ALL if kind.setting is not None)
@@ -105,7 +110,8 @@ def make_features(
         value_of: value of a setting that a kind needs, by its name, see `Feature.setting`.
     """
     given = {kind.setting: value_of(kind.setting) for kind in OPTIONAL_KINDS if kind.setting}
-    wanted = (kind for kind in _ALL if kind.setting is None or given[kind.setting])
+    asked = (kind for kind in _ALL if kind.setting is None or given[kind.setting])
+    wanted = (kind for kind in asked if kind.suits(facts))
     return tuple(
         kind(facts, {k: v for k, v in given.items() if k == kind.setting}) for kind in wanted
     )

@@ -24,6 +24,7 @@ from jaxserve.sampling.sampler import PORTABLE, Threshold
 from jaxserve.scheduling.plan import SeenTokens
 
 if TYPE_CHECKING:
+    from jaxserve.execution.encoder import Encoder
     from jaxserve.execution.results import StepInFlight
     from jaxserve.execution.step_shape import StepShape
     from jaxserve.grammars.compiler import GrammarCompiler
@@ -117,6 +118,7 @@ class Host(NamedTuple):
             the host must have seen.
         put_state: replaces the state of an `on_demand` feature: `(feature, tree of arrays)`. Steps
             that are dispatched read the old one.
+        encoder: makes embeddings of what is no text; None: the model has none, or may not use it.
     """
 
     grammars: GrammarCompiler | None
@@ -124,6 +126,7 @@ class Host(NamedTuple):
     settle: Callable[[Request], None]
     write_rows: Callable[[str, int, Any], None]
     put_state: Callable[[str, Any], None]
+    encoder: Encoder | None = None
 
 
 class TakenStep(NamedTuple):
@@ -287,6 +290,11 @@ class Feature:
         self.facts, self.options = facts, options
 
     # -- the engine's side ----------------------------------------------------------------------
+
+    @classmethod
+    def suits(cls, facts: Facts) -> bool:
+        """Whether engines of such a model have the feature, where its setting is on."""
+        return True
 
     def serve(self, host: Host) -> None:
         """Called before the engine takes requests."""

@@ -29,7 +29,7 @@ class GemmaBlock(nnx.Module):
         head_norms: Callable[[jax.Array], jax.Array] | None = None,
     ):
         def norm() -> OffsetRMSNorm:
-            return OffsetRMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+            return OffsetRMSNorm(config.hidden_size, config.rms_norm_eps, dtype, form)
 
         self.input_norm, self.post_attention_norm = norm(), norm()
         self.attention = Attention(config, dtype, form, head_norms)

@@ -29,8 +29,6 @@ TEXT_DEFAULTS = {
 IMAGE_MODULES = (
     "vision_tower.",
     "multi_modal_projector.",
-    "model.vision_tower.",
-    "model.multi_modal_projector.",
 )
 KINDS = ("full_attention", "sliding_attention")
 

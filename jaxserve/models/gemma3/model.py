@@ -17,7 +17,7 @@ class Gemma3(GemmaDecoder):
 
     def __init__(self, config: Gemma3Config, dtype: str, form: LinearForm = PLAIN_LINEAR):
         def norm() -> OffsetRMSNorm:
-            return OffsetRMSNorm(config.head_dim, config.rms_norm_eps, dtype)
+            return OffsetRMSNorm(config.head_dim, config.rms_norm_eps, dtype, form)
 
         super().__init__(
             config,

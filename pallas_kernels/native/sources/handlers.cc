@@ -185,6 +185,7 @@ void run_items(Threads& threads, int64_t items, void (*item)(const void* body, i
 
 JAXSERVE_HANDLER(linear, "eps", "gated", "path");
 JAXSERVE_HANDLER(linear_in_groups, "eps", "gated", "rounded", "path");
+JAXSERVE_HANDLER(rms_norm, "eps");
 JAXSERVE_HANDLER(grouped_linear, "gated", "path");
 JAXSERVE_HANDLER(paged_decode, "scale", "soft_cap", "window");
 JAXSERVE_HANDLER(paged_prefill, "scale", "soft_cap", "window", "row_invariant");

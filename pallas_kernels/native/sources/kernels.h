@@ -13,6 +13,8 @@ Refusal linear_in_groups(Threads& threads, Array x, Array norm, Array values, Fl
                          Array bias, Array residual, Integers live, Array out, float eps, bool gated,
                          bool rounded, int64_t path);
 
+Refusal rms_norm(Threads& threads, Array x, Array weight, Array out, float eps);
+
 // pallas_kernels/grouped_linear/native.py
 Refusal grouped_linear(Threads& threads, Array x, Array weight, Floats scale, Integers sizes, Array out,
                        bool gated, int64_t path);

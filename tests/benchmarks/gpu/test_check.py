@@ -183,7 +183,8 @@ def test_the_third_call_ends_with_tuning_after_all_chosen_backends():
     assert not [name for name in third if "other backends" in name]
 
 
-@pytest.mark.parametrize("operation", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["decode", "prefill"])
 def test_correctness_fails_when_the_kernel_is_wrong(monkeypatch, tmp_path, operation):
     module = importlib.import_module(f"pallas_kernels.paged_attention.xla.{operation}")
     right = getattr(module, operation)

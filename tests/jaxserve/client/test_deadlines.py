@@ -44,7 +44,7 @@ def make_client(
     model = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=(), labels=())
     loaded: Any = SimpleNamespace(
         engine=make_engine(),
-        decided=SimpleNamespace(config=config, model=model),
+        decided=SimpleNamespace(config=config, model=model, model_path=""),
         tokenizer=tokenizer,
         page_bytes=PAGE_SIZE,
     )

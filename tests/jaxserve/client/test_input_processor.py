@@ -21,7 +21,7 @@ from tests.resolved_config import resolved_config
 
 
 def processor(tokenizer: Any = None) -> InputProcessor:
-    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), labels=())
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), labels=(), images=None)
     return InputProcessor(resolved_config(max_model_len=16), model, tokenizer)
 
 
@@ -41,7 +41,8 @@ def test_the_tokenizers_end_token_ends_a_text_too() -> None:
 @pytest.mark.parametrize(
     ("prompt", "named"),
     [
-        ({"prompt_token_ids": [5], "multi_modal_data": {"image": 1}}, "prompt['multi_modal_data']"),
+        ({"prompt_token_ids": [5], "multi_modal_data": {"image": 1}}, "multi_modal_data.image"),
+        ({"prompt_token_ids": [5], "multi_modal_data": {"audio": 1}}, "multi_modal_data"),
         ({"prompt": [5]}, "prompt"),
         ({"prompt_token_ids": [5], "cache_salt": ""}, "cache_salt"),
         ({"prompt_token_ids": [5], "cache_salt": 7}, "cache_salt"),
@@ -59,9 +60,15 @@ def test_what_is_no_prompt_is_named(prompt: Any, named: str) -> None:
 
 
 def test_clients_know_that_a_prompt_is_too_long_by_its_words() -> None:
-    # of langchain and Anthropic's clients; of litellm, pydantic-ai and others of vLLM
-    words = "prompt is too long.*this model's maximum context length is 16 tokens"
-    with pytest.raises(ValidationError, match=words):
+    # the first of langchain and Anthropic's clients; the others of litellm, pydantic-ai
+    # and what else reads vLLM's errors
+    words = (
+        "prompt is too long",
+        r"This model's maximum context length is 16 tokens",
+        r"your prompt contains at least 16 input tokens",
+        r"Please reduce the length of the input prompt\.",
+    )
+    with pytest.raises(ValidationError, match=".*".join(words)):
         processor().prepare([5] * 16, SamplingParams(), "r")
 
 

@@ -26,6 +26,9 @@ class Inputs:
     def begin_check(self, params: Any, client: str) -> Future[None] | None:
         return self.tried.get(params)
 
+    def begin_images(self, prompt: Any) -> None:
+        return None
+
     def prepare(self, prompt: Any, params: Any, *more: Any) -> Any:
         self.threads.append(threading.current_thread().name)
         return prompt

@@ -13,12 +13,14 @@ import pytest
 
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
+from jaxserve.execution import host_memory
 from jaxserve.execution.host_memory import (
     RESERVE_BYTES,
     available_bytes,
     check_limits,
     forget_zeros,
     host_pool_bytes,
+    share_of_host,
 )
 from jaxserve.execution.memory_plan import DEFAULT_HOST_CACHE_BYTES, Demand
 
@@ -48,7 +50,7 @@ def test_a_limit_of_cgroup_v2_anywhere_above(tmp_path: Path) -> None:
         f"{base}/b/memory.current": 1 * GB,
         f"{base}/memory.max": 8 * GB,
         f"{base}/memory.current": 5 * GB,
-        f"{base}/memory.stat": f"anon 1\ninactive_file {2 * GB}\n",
+        f"{base}/memory.stat": f"anon 1\ninactive_file {GB}\nactive_file {GB}\n",
     }
     assert available_bytes(files(tmp_path, contents)) == (8 - 5 + 2) * GB
     assert available_bytes(files(tmp_path, {f"{base}/memory.max": 100 * GB})) == HOST
@@ -63,6 +65,18 @@ def test_a_reserve_is_a_share_of_each_limit(tmp_path: Path) -> None:
     assert available_bytes(root, reserve=0.5) == (8 - 5 - 4) * GB, "less than nothing is left"
 
 
+def test_engines_that_load_at_once_have_equal_parts(monkeypatch) -> None:
+    monkeypatch.setattr(host_memory, "available_bytes", lambda reserve: int(90 * reserve))
+    for engines, part in ((1, 45), (2, 22), (4, 11)):
+        asked = EngineConfig(model="m", data_parallel_size=engines, memory_reserve=0.5)
+        assert share_of_host(asked) == part
+    monkeypatch.setattr(host_memory, "available_bytes", lambda reserve: None)
+    assert share_of_host(EngineConfig(model="m", data_parallel_size=2)) is None
+    asked = EngineConfig(model="m", data_parallel_size=2)
+    with pytest.raises(ValidationError, match=r"available here to each of 2 engines"):
+        host_pool_bytes(5, Demand(1, 1, 1, 1), 1, 1, 2, asked)
+
+
 def test_a_limit_of_cgroup_v1_in_a_container(tmp_path: Path) -> None:
     base = "sys/fs/cgroup/memory"  # the container's own group; its path is the host's
     contents = {
@@ -70,7 +84,8 @@ def test_a_limit_of_cgroup_v1_in_a_container(tmp_path: Path) -> None:
         "proc/self/cgroup": "9:cpu:/\n4:hugetlb,memory:/docker/123\n0::/\n",
         f"{base}/memory.limit_in_bytes": 4 * GB,
         f"{base}/memory.usage_in_bytes": 1 * GB,
-        f"{base}/memory.stat": f"inactive_file 5\ntotal_inactive_file {GB // 2}\n",
+        f"{base}/memory.stat": f"inactive_file 5\n"
+        f"total_inactive_file {GB // 4}\ntotal_active_file {GB // 4}\n",
     }
     assert available_bytes(files(tmp_path, contents)) == 7 * GB // 2
 

@@ -14,9 +14,12 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from checkpoints import bundled_model_path
+from jaxserve.boundary.engine_view import EngineView, SlotView
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -41,6 +44,8 @@ SLOTS, VOCAB = 4, 60
 MARK = "JAXSERVE_TEST_DEADLY"
 UNPROBED = "JAXSERVE_TEST_UNPROBED"
 STUCK = "JAXSERVE_TEST_STUCK"
+SLOT = SlotView(1, "?", 0, 3, 1, 3, 9, 1, 0, False, 0, 0.1)
+VIEW = EngineView(SLOTS, [SLOT], [], 2, 1, b"\2\0\n\0", 0.0)  # a page in use, one of slot 1
 
 
 def next_token(seed: int, context: list[int]) -> int:
@@ -85,6 +90,9 @@ class FakeEngine:
         new = [name for name in ids if name not in self.begun]
         self.begun.update(new)
         first_steps = {name: FirstStep(time.monotonic(), None, 0) for name in new}
+        return self.told(ids, tokens, ends, first_steps)
+
+    def told(self, ids: Any, tokens: Any, ends: Any, first_steps: Any) -> StepOutput:
         stats = EngineStats(len(self.live), 0, 0.0, 0, self.steps, 1, StepTimes(), PageStats())
         return StepOutput(ids, tokens, ends, {}, first_steps, {}, stats)
 
@@ -123,6 +131,8 @@ def main(descriptor: str) -> int:
                         engine.live.pop(name, None)
                 case Control(action=Action.CLOSE):
                     return 0
+                case Control(action=Action.LOOK):
+                    channel.send(replace(engine.told([], [], {}, {}), view=VIEW))
                 case Sync():
                     channel.send(Sync())
         if engine.live:

@@ -1,4 +1,4 @@
-"""A client of a fake engine in a process of its own."""
+"""A client of fake engines, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.isolation.process_client import ProcessClient
+from jaxserve.isolation.replicas import ReplicaClient
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
@@ -24,17 +25,20 @@ CONFIG = EngineConfig(
 class Serving:
     """A client, and what came of its requests."""
 
-    def __init__(self, client: ProcessClient, news: threading.Event):
+    def __init__(self, client: Any, news: threading.Event):
         self.client, self.news = client, news
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, Any] = {}
         self.died = 0
 
-    def add(self, name: str, prompt: list[int], length: int = 30, n: int = 1) -> None:
+    def prepared(self, name: str, prompt: Any, length: int = 30, n: int = 1) -> Any:
         params = SamplingParams(
             n=n, max_tokens=length, seed=len(name), output_kind=RequestOutputKind.DELTA
         )
-        self.client.add(self.client.prepare(prompt, params, name))
+        return self.client.inputs.prepare(prompt, params, name)
+
+    def add(self, name: str, prompt: Any, length: int = 30, n: int = 1) -> None:
+        self.client.add(self.prepared(name, prompt, length, n))
 
     def turn(self) -> None:
         assert self.news.wait(20), "nothing came"
@@ -64,11 +68,14 @@ def serving(
 ) -> Iterator[Serving]:
     news = threading.Event()
     isolation = Isolation(module=MODULE, spare=spare, **settings)
-    client = ProcessClient(config, ClientClock(), news.set, isolation)
+    kind = ProcessClient if config.data_parallel_size == 1 else ReplicaClient
+    client = kind(config, ClientClock(), news.set, isolation)
     client.start()
     try:
         while not client.is_ready:
             assert not client.is_dead, client.error
+            time.sleep(0.01)
+        while not all(one.is_ready for one in getattr(client, "_engines", ())):
             time.sleep(0.01)
         yield Serving(client, news)
     finally:

@@ -40,7 +40,7 @@ def there_and_back(folder: Path, tmp_path: Path, **settings: Any) -> tuple[Path,
     return back, json.loads((back / "config.json").read_text())
 
 
-QUICK_CASES = ("awq", "gptq-act-order")
+QUICK_CASES = ("gptq-act-order",)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_memory_that_is_not_there_is_refused_before_the_weights(
         pytest.fail("weights were read")
 
     monkeypatch.setattr(engine_build, "load_model", load_model)
-    monkeypatch.setattr(pool_plan, "available_bytes", lambda **share: RESERVE_BYTES)
+    monkeypatch.setattr(pool_plan, "share_of_host", lambda asked: RESERVE_BYTES)
     with pytest.raises(ValidationError, match=r"of memory are needed and 1\.07 GB are available"):
         load_engine(EngineConfig(model=FOLDER, skip_tokenizer_init=True))
 

@@ -120,7 +120,7 @@ def test_another_process_builds_the_same_engine_from_it_and_decides_nothing(
         pytest.fail("decided again")
 
     monkeypatch.setattr(engine_plan, "read_model_config", fails)
-    monkeypatch.setattr(pool_plan, "available_bytes", fails)
+    monkeypatch.setattr(pool_plan, "share_of_host", fails)
     monkeypatch.setattr(engine_plan, "open_checkpoint", fails)
     monkeypatch.setattr(engine_plan, "backends_for", fails)
     second = built(from_json(text))

@@ -84,6 +84,7 @@ def test_equals_every_expert_on_every_token(backend: str, changes: dict[str, obj
     )
 
 
+@pytest.mark.slow
 def test_experts_that_the_kernel_does_not_cover_run_on_plain_xla(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -168,7 +168,9 @@ def test_static_scales_of_activations(
         pytest.param({"_proj": "Q4_0", "lm_head": "Q8_0"}, marks=pytest.mark.slow),
         pytest.param({"v_proj": "Q6_K", "_proj": "Q5_K"}, marks=pytest.mark.slow),
         # what llama.cpp's quantiser falls back to: q, k and v are of one kind here
-        {"v_proj": "Q8_0", "_proj": "Q5_0", "lm_head": "Q5_1"},
+        pytest.param(
+            {"v_proj": "Q8_0", "_proj": "Q5_0", "lm_head": "Q5_1"}, marks=pytest.mark.slow
+        ),
         pytest.param({"self_attn": "Q2_K", "_proj": "Q3_K"}, marks=pytest.mark.slow),
         pytest.param({"self_attn": "IQ4_XS", "_proj": "IQ4_NL"}, marks=pytest.mark.slow),
         pytest.param({"": "F16"}, marks=pytest.mark.slow),

@@ -27,7 +27,7 @@ TOKENS = np.random.default_rng(0).integers(3, VOCAB_SIZE, 45)
 # random weights there is no structure that would survive 4 bits.
 WEIGHTS = {"none": 0.0, "int8": 0.13, "int4": 1.5, "awq": 1.2, "fp8": 0.33}
 KEYS_AND_VALUES = {"int8": 0.1, "fp8_e4m3": 0.25}
-QUICK = (("none", "int8"), ("awq", "fp8_e4m3"))
+QUICK = (("none", "int8"),)
 
 
 def load(folder: Path, quantization: str | None = None) -> Model:

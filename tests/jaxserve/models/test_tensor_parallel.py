@@ -37,7 +37,7 @@ def compare(folder: Path, devices: int = 2) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("case", "vocab_size", "vocab_rows"),
     [
-        ("llama_biases", 200, 100),
+        pytest.param("llama_biases", 200, 100, marks=pytest.mark.slow),
         pytest.param("qwen3_tied_biases", 199, 199, marks=pytest.mark.slow),
     ],
 )

@@ -27,6 +27,7 @@ OF_VLLM = {
     "admission_rejections_total": "counter",
     "kv_cache_usage_perc": "gauge",
     "cache_config_info": "gauge",
+    "lora_requests_info": "gauge",
     "prefix_cache_queries_total": "counter",
     "prefix_cache_hits_total": "counter",
     "num_preemptions_total": "counter",

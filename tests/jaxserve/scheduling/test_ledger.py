@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import QueueFullError
 from jaxserve.scheduling import ledger as ledger_module
-from jaxserve.scheduling.ledger import MEMORY_S, Ledger, RequestWork
+from jaxserve.scheduling.ledger import MEMORY_S, MOST_OUTPUT, Ledger, RequestWork
 from jaxserve.scheduling.policies import FirstComeFirstServed
 from tests.resolved_config import resolved_config
 
@@ -260,7 +260,7 @@ def test_what_waits_for_its_grammar_is_in_no_queue() -> None:
     assert bench.ledger.num_waiting == 20 and bench.refused() is None
     for _ in range(5):
         bench.step()
-    assert bench.ledger._capacity == SLOTS, "no plan has passed them over"
+    assert bench.ledger.capacity == SLOTS, "no plan has passed them over"
     assert bench.ledger.compiled(names[0]) and not bench.ledger.compiled(names[0])
     assert not bench.ledger.compiled("unknown") and not bench.ledger.compiled("r41")
     for name in names[1:10]:
@@ -558,3 +558,38 @@ def test_nothing_is_left_of_what_has_ended(seed: int) -> None:
     assert not ledger._accounts and not ledger._admitted
     assert not ledger._waiting and not ledger._begun
     assert ledger._sequences == ledger._tokens == ledger.num_entering == 0
+
+
+def test_engines_beside_each_other_have_the_slots_of_all() -> None:
+    config = resolved_config(max_num_seqs=SLOTS)
+    ledger = Ledger(config, lambda: 0.0, engines=2)
+    assert ledger.capacity == 2 * SLOTS
+    ledger.lost(1)
+    assert ledger.capacity == SLOTS
+    ledger.restarted(1)
+    assert ledger.capacity == 2 * SLOTS
+    ledger.admit({"a": RequestWork("", 5)})
+    for _ in range(9):
+        ledger.stepped([], 1, None, 1)
+    assert ledger.capacity == 2 * SLOTS, "the other engine's steps do not pass it over"
+    for _ in range(9):
+        ledger.stepped([], 1, None, 0)
+    assert ledger.capacity == SLOTS + 1
+
+
+def test_the_work_of_an_engine_is_what_its_requests_still_want() -> None:
+    ledger = Ledger(resolved_config(), lambda: 0.0, engines=2)
+    works = {
+        "a": RequestWork("", 50, num_output=20, engine=1),
+        "b": RequestWork("", 7, sequences=2, num_output=10**6, engine=1),
+    }
+    ledger.admit(works)
+    assert ledger.engine_of("a") == 1 and ledger.engine_of("c") is None
+    assert (ledger.work(0), ledger.work(1)) == (0, 50 + 20 + 7 + 2 * MOST_OUTPUT)
+    ledger.stepped(["a", "b"], 3, 0.0, 1)
+    assert ledger.work(1) == 20 + 2 * MOST_OUTPUT
+    ledger.sequence_ended("b")
+    ledger.ended("a")
+    assert ledger.work(1) == MOST_OUTPUT
+    ledger.ended("b")
+    assert (ledger.work(0), ledger.work(1)) == (0, 0)

@@ -10,6 +10,7 @@ from pallas_kernels import KernelError, quantize_int8
 from pallas_kernels.grouped_linear import grouped_linear
 from pallas_kernels.linear import Norm, as_stored_weight, linear
 from pallas_kernels.linear import native as native_linear
+from pallas_kernels.linear.xla import rms_norm
 from pallas_kernels.native.paths import Path
 from tests.pallas_kernels.linear.checks import to64
 from tests.pallas_kernels.linear.test_native_groups import weight_of
@@ -41,6 +42,20 @@ def test_a_row_alone_is_the_row_among_others(dtype):
     for rows in ROWS:
         np.testing.assert_array_equal(of(x[:rows]), whole[:rows])
         np.testing.assert_array_equal(of(x[-rows:]), whole[-rows:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_norm_alone_is_the_norm_among_others(dtype):
+    x, _, _ = operands(dtype, 61, 203, 1)
+    norm = Norm(jnp.asarray(np.random.default_rng(2).normal(size=203), x.dtype), 1e-5)
+    whole = native_linear.native_norm(x, norm)
+    assert whole.dtype == x.dtype
+    wanted, tolerance = rms_norm(x, norm), 1e-6 if dtype == "float32" else 1e-2
+    np.testing.assert_allclose(to64(whole), to64(wanted), rtol=tolerance, atol=tolerance)
+    for rows in ROWS:
+        np.testing.assert_array_equal(native_linear.native_norm(x[:rows], norm), whole[:rows])
+    heads = native_linear.native_norm(x[:60].reshape(4, 15, 203), norm)
+    np.testing.assert_array_equal(heads.reshape(60, 203), whole[:60])
 
 
 @pytest.mark.parametrize("gated", [False, True])

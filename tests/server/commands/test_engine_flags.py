@@ -49,6 +49,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "load_format": "dummy",
         "max_model_len": 512,
         "attention_window": 77,
+        "cpu_offload_gb": 3.5,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 64,
         "prefill_chunk": 48,
@@ -77,6 +78,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "kv_offloading_size": 1.5,
         "kv_offloading_path": "/p",
         "kv_offloading_path_size": 2.5,
+        "allowed_local_media_path": "/m",
     }
     rules = {k: one.rule for k, one in settings_of(EngineConfig).items() if one.flag}
     wholes = [k for k, rule in rules.items() if isinstance(rule, Integer) and k not in given]
@@ -87,6 +89,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
     words += shlex.split("--length-classes 3 4 --length-shares 5 2 1 --output-classes 5 6")
     words += ["--override-generation-config", '{"temperature": 0.5}']
     words += ["--features", "a:B", "c.d:E", "--feature-config", '{"b": {"layer": 1}}']
+    words += ["--limit-mm-per-prompt", '{"image": 3}', "--allowed-media-domains", "a.org", "b.org"]
     words += ["--logits-processors", "e:f", "--served-model-name", "a", "b"]
     defaults = defaults_of(EngineConfig)
     switches = {k: not defaults[k] for k, rule in rules.items() if isinstance(rule, Switch)}
@@ -102,6 +105,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         **switches,
         "features": ("a:B", "c.d:E"),
         "feature_config": {"b": {"layer": 1}},
+        "limit_mm_per_prompt": 3,
+        "allowed_media_domains": ("a.org", "b.org"),
         "logits_processors": ("e:f",),
         "served_model_name": ("a", "b"),
         "length_classes": (3, 4),

@@ -44,6 +44,9 @@ CASES = [
     ("qwen3", True, "Hm. <tool_call>{}", Read("<tool_call>{}", "Hm. ", [])),
     ("mistral", False, "[THINK]a[TOOL_CALLS]f", Read("[TOOL_CALLS]f", "a", [])),
     ("mistral", False, "[THINK]a[/THINK]b </think>", Read("b </think>", "a", [])),
+    ("mistral", False, "a\n[THINK]b[/THINK]c [THINK]", Read("a\nc [THINK]", "b", [])),
+    ("mistral", False, "[/THINK]a [/THINK]b [TH", Read("a b [TH", "", [])),
+    ("mistral", False, "a[TOOL_CALLS]f[THINK]b", Read("a[TOOL_CALLS]f[THINK]b", "", [])),
 ]
 
 

@@ -47,6 +47,31 @@ def test_answer(client: TestClient, engine: FakeEngine) -> None:
     assert engine.limits == [engine.max_model_len - len(prompt)]
 
 
+def test_another_engine_may_have_made_the_prompt(client: TestClient, engine: FakeEngine) -> None:
+    given = {"prompt_token_ids": [*b"given"], "do_remote_decode": False, "remote_host": None}
+    for stream in (False, True):
+        chat(client, kv_transfer_params=given, return_token_ids=True, stream=stream)
+        assert prompt_of(engine) == "given"
+    chat(client, kv_transfer_params=given, truncate_prompt_tokens=3)
+    assert prompt_of(engine) == "ven"
+    chat(client, kv_transfer_params={})
+    assert prompt_of(engine) == "[user]hi[assistant]"
+    for name, value in (
+        ("prompt_token_ids", "text"),
+        ("prompt_token_ids", ["text"]),
+        ("prompt_token_ids", [2**40]),
+        ("prompt_token_ids", []),
+        ("prompt_token_ids", [5] * engine.max_model_len),
+        ("do_remote_prefill", True),
+    ):
+        body = {"messages": MESSAGES, "kv_transfer_params": {name: value}}
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 400, value
+        assert response.json()["error"]["param"] == f"kv_transfer_params.{name}"
+    batch = {"messages": [MESSAGES], "kv_transfer_params": given}
+    assert client.post("/v1/chat/completions/batch", json=batch).status_code == 400
+
+
 def test_stream_starts_with_the_role_and_ends_with_the_reason(client: TestClient) -> None:
     chunks = chat(client, stream=True, stream_options={"include_usage": True})
     assert chunks[0]["object"] == "chat.completion.chunk"

@@ -105,6 +105,17 @@ def test_a_cache_salt_reaches_the_engine(client: TestClient, engine: FakeEngine)
     assert engine.cache_salts == ["tenant", None]
 
 
+def test_a_session_reaches_the_engine(client: TestClient, engine: FakeEngine) -> None:
+    complete(client, session_id="s")
+    complete(client)
+    for path, prompt in (("chat/completions", "messages"), ("responses", "input")):
+        body = {prompt: [{"role": "user", "content": "a"}], "prompt_cache_key": "k"}
+        assert client.post(f"/v1/{path}", json=body).status_code == 200
+    assert [turn.session for turn in engine.turns] == ["s", "", "k", "k"]
+    refused = client.post("/v1/completions", json={"prompt": "a", "session_id": "x" * 1025})
+    assert refused.status_code == 400 and "session_id" in refused.json()["error"]["message"]
+
+
 def test_n_choices_interleave_and_each_finishes_once(client: TestClient) -> None:
     chunks = complete(client, stream=True, n=3)
     assert [joined(chunks, index) for index in range(3)] == ["0hello", "1hello", "2hello"]

@@ -46,6 +46,7 @@ class Watched(FakeEngine):
         super().__init__(**config)
         self.views = [view("a", "b")]
         self.history = StepHistory()
+        self.histories = [self.history]
         stats = EngineStats(2, 3, 0.5, 1, 7, 2, StepTimes(), PageStats(5, 2, 1, 3, 30, 16, 40, 10))
         self.metrics.stats = stats
         self.metrics.totals = lambda: {"generation_tokens": 9}

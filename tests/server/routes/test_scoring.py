@@ -78,6 +78,19 @@ def test_texts_with_vectors_are_compared(client: TestClient, engine: FakeEngine)
     assert answer["usage"]["prompt_tokens"] == 3
 
 
+def test_texts_may_be_wrapped(judged: TestClient) -> None:
+    """As clients of Jina and Cohere, and of vLLM's parts, do it."""
+    body = {"query": "", "documents": ["b", "d"], "add_special_tokens": False}
+    parts = {"content": [{"type": "text", "text": "d"}]}
+    wrapped = body | {"documents": [{"text": "b"}, parts], "return_documents": False}
+    plain = judged.post("/rerank", json=body).json()["results"]
+    found = judged.post("/rerank", json=wrapped).json()["results"]
+    assert all(one.pop("document") for one in plain) and found == plain
+    for other in ({"text": "b", "title": "c"}, {"text": 3}, {"content": []}, 3):
+        refused = judged.post("/rerank", json=body | {"documents": [other]})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "documents"
+
+
 @pytest.mark.parametrize("path", RANKS)
 def test_documents_come_the_best_first(judged: TestClient, path: str) -> None:
     body = {"query": "", "documents": ["b", "d", "c"], "add_special_tokens": False}

@@ -52,6 +52,21 @@ CASES = [
     ("llama3_json", '{"answer": 42} is it', Read('{"answer": 42} is it', "", [])),
     ("llama3_json", "It is {7}.", Read("It is {7}.", "", [])),
     (
+        "llama3_json",
+        f'It is: {{"name": "f", "parameters": {F}}}\n{{"name": "g", "arguments": {{}}}} by {{g}}.',
+        Read("It is: by {g}.", "", [("f", F), ("g", G)]),
+    ),
+    ("llama3_json", '{"name": "Anna", "age": 5}', Read('{"name": "Anna", "age": 5}', "", [])),
+    ("llama3_json", "{" * 3 + '"name":', Read("{" * 3 + '"name":', "", [])),
+    # arguments as the text of an object, as Granite 4 writes them
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\u00e9\\"}"}</tool_call>'
+        '<tool_call>{"arguments": "{}", "name": "g"}</tool_call>'
+        '<tool_call>{"name": "h", "arguments": "words"}</tool_call>',
+        Read("", "", [("f", '{"a": "é"}'), ("g", G), ("h", '"words"')]),
+    ),
+    (
         "mistral",
         f'Now: [TOOL_CALLS] [{{"name": "f", "arguments": {F}}}, {{"name":"g","arguments":{{}}}}]',
         Read("Now:", "", [("f", F), ("g", G)]),
@@ -68,6 +83,12 @@ CASES = [
         ),
     ),
     ("pythonic", "<|python_start|>[f()]<|python_end|>", Read("", "", [("f", G)])),
+    (
+        "pythonic",
+        "[f(a=true, b=[null, {'c': false}], d='true')]",
+        Read("", "", [("f", '{"a": true, "b": [null, {"c": false}], "d": "true"}')]),
+    ),
+    ("pythonic", "[f(a=none)]", Read("[f(a=none)]", "", [])),
     ("pythonic", "[1, 2] are numbers", Read("[1, 2] are numbers", "", [])),
     ("pythonic", "[]", Read("[]", "", [])),
     # nothing is evaluated
@@ -137,7 +158,7 @@ CASES = [
         "glm45",
         "Hm.\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value> 1\n</arg_value>\n</tool_call>"
         "<tool_call>g</tool_call>",
-        Read("Hm.", "", [("f", '{"a": " 1\\n"}'), ("g", G)]),
+        Read("Hm.", "", [("f", '{"a": 1}'), ("g", G)]),
     ),
     (
         "glm47",

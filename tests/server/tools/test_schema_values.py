@@ -25,6 +25,18 @@ from server.tools.schema_values import json_of, types_of
         ("[5]", "string integer", "[5]"),
         ('"x"', "string null", '"x"'),
         ('{"a": [1, null]}', "object", {"a": [1, None]}),
+        # what is no JSON, and models write nevertheless
+        ("007", "integer", 7),
+        ("007", "string integer", 7),
+        ("007", "string", "007"),
+        (".5", "number", 0.5),
+        ("+3", "number null", 3.0),
+        ("{'a': [1, None, True]}", "object", {"a": [1, None, True]}),
+        ("['x']", "array null", ["x"]),
+        ("{'a'}", "object", "{'a'}"),
+        ("__import__('os')", "object", "__import__('os')"),
+        ("(" * 1000, "array", "(" * 1000),
+        ("{'a': 1e999}", "object", "{'a': 1e999}"),
         # what is none of the types
         ("many", "integer", "many"),
         ("[1", "array", "[1"),
@@ -32,8 +44,10 @@ from server.tools.schema_values import json_of, types_of
         # what no response could hold
         ("1e999", "number", "1e999"),
         ("[NaN]", "array", "[NaN]"),
+        (r"['\ud83d']", "array", r"['\ud83d']"),
         ("9" * 5000, "integer", "9" * 5000),
         ("[" * 100_000, "array", "[" * 100_000),
+        (r"['\ud83d\ude00']", "array", r"['\ud83d\ude00']"),
         ("[5]", "", [5]),
         ("five", "", "five"),
     ],
@@ -48,6 +62,7 @@ def test_a_value_of_types(text: str, types: str, expected: Any) -> None:
     [
         ({"type": "integer"}, {"integer"}),
         ({"type": ["string", "null"]}, {"string", "null"}),
+        ({"type": ["str", "float", "dict"]}, {"string", "number", "object"}),
         ({"enum": ["a", 1, None]}, {"string", "integer", "number", "null"}),
         ({"oneOf": [{"type": "array"}, {"allOf": [{"type": "object"}]}]}, {"array", "object"}),
         ({"$ref": "#/$defs/A"}, {"boolean"}),

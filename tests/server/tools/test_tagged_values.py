@@ -25,6 +25,8 @@ PROPERTIES: dict[str, Any] = {
 SCHEMA = {"type": "object", "properties": PROPERTIES, "$defs": {"Nested": {"type": "object"}}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 
+SURROGATE = r'{"text": "\ud83d"}'  # half of a pair, which no response could hold
+
 PIECES = st.text(st.sampled_from('<>/\n\\"{é parmetucn=_'), max_size=8)
 VALUES = st.fixed_dictionaries(
     {},
@@ -101,14 +103,65 @@ def test_a_call_ends_with_the_text_where_the_model_has_ended_it() -> None:
         assert call["function"]["arguments"] == arguments
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
-def test_without_a_schema_values_are_texts(name: str) -> None:
-    text = written(name, {"number": 1, "other": [None]})
+UNTYPED = {"number": 1, "other": [None], "word": "true story"}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("qwen3_coder", "[null]"), ("glm", [None]), ("deepseek_v32", [None])]
+)
+def test_values_without_a_schema(name: str, other: Any) -> None:
+    """Texts with Qwen, of GLM JSON where they are some; DeepSeek says which are texts."""
+    text = written(name, UNTYPED)
+    number = "1" if isinstance(other, str) else 1
     for tools in ([], [{"function": {"name": "f"}}], [{"function": {"name": "g"}}]):
         ((_, told),) = read(tool_parser(name, tools), text).calls
-        assert json.loads(told) == {"number": "1", "other": "[null]"}
+        assert json.loads(told) == UNTYPED | {"number": number, "other": other}
     ((_, told),) = read(tool_parser(name, TOOLS), text).calls
-    assert json.loads(told) == {"number": 1, "other": "[null]"}
+    assert json.loads(told) == UNTYPED | {"other": other}
+
+
+def test_a_schema_goes_before_what_the_model_says_of_a_value() -> None:
+    tag = '<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>'
+    inner = "".join(
+        tag.format(*one)
+        for one in (
+            ("number", "true", "5"),
+            ("nested", "true", '{"a": 1}'),
+            ("text", "false", "null"),
+            ("other", "true", "5"),
+            ("any", "false", "abc"),
+        )
+    )
+    text = f'<｜DSML｜invoke name="f">{inner}</｜DSML｜invoke>'
+    expected = {"number": 5, "nested": {"a": 1}, "text": "null", "other": "5", "any": "abc"}
+    for way in ([text], [*text]):
+        ((_, told),) = read(tool_parser("deepseek_v32", TOOLS), *way).calls
+        assert json.loads(told) == expected
+
+
+@pytest.mark.parametrize("is_text", ["true", "false"])
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        ('{"text": "a", "number": 1}', {"text": "a", "number": 1}),
+        ('{"other": 1}', None),
+        ("{}", None),
+        ("[1", None),
+        ('{"number": NaN}', None),
+        (SURROGATE, None),
+    ],
+)
+def test_an_object_around_all_arguments_is_none_of_them(
+    inner: str, expected: dict[str, Any] | None, is_text: str
+) -> None:
+    tag = f'<｜DSML｜parameter name="arguments" string="{is_text}">{inner}</｜DSML｜parameter>'
+    text = f'<｜DSML｜invoke name="f">{tag}</｜DSML｜invoke>'
+    if expected is None:
+        is_json = is_text == "false" and inner in ("{}", '{"other": 1}', SURROGATE)
+        expected = {"arguments": json.loads(inner) if is_json else inner}
+    for way in ([text], [*text]):
+        ((_, told),) = read(tool_parser("deepseek_v32", TOOLS), *way).calls
+        assert told.encode() and json.loads(told) == expected
 
 
 def test_texts_come_as_they_are_written_and_other_values_whole() -> None:

@@ -49,7 +49,7 @@ def work_of(lengths, window=None, cut=CUT, tokens=None, teams=33, queries=1, que
 @pytest.mark.parametrize(
     ("window", "cut", "teams", "queries"),
     [
-        (None, CUT, 33, 1),
+        (None, CUT, 5, 1),
         pytest.param(700, CUT, 5, 3, marks=pytest.mark.slow),
         pytest.param(None, Cut(64, 4, 128), 264, 1, marks=pytest.mark.slow),
         pytest.param(5000, Cut(128, 3, 4), 1, 8, marks=pytest.mark.slow),

@@ -1,0 +1,222 @@
+"""Images of requests: opened within bounds, and made pixels by the model's image processor."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from jaxserve.boundary.image_facts import FIELD, ImageFacts, facts_of
+from jaxserve.boundary.model_facts import ModelFacts
+from jaxserve.client.media import MediaReader
+from jaxserve.errors import ValidationError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+KEY: Final = "multi_modal_data"  # of a prompt's mapping
+IMAGE = "image"
+MAX_PIXELS = 1 << 25  # of an image before it is made smaller
+MAX_RATIO = 50  # of its longer side to the shorter one, which an image processor may make larger
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MOST_THREADS = 2  # that fetch and decode: so many images are in memory whole at a time
+
+
+class ImageUrl(NamedTuple):
+    """Where an image is to be read from."""
+
+    url: str
+
+
+def image_data(urls: Sequence[str]) -> dict[str, Any]:
+    """What a prompt's mapping has of images that come by addresses; {} of none."""
+    return {KEY: {IMAGE: [ImageUrl(one) for one in urls]}} if urls else {}
+
+
+class Pixels(NamedTuple):
+    """An image behind the image processor: float32[3, H, W]."""
+
+    array: np.ndarray
+
+
+class ImageReader:
+    """Makes pixels of what callers give.
+
+    Args:
+        folder: of the model, with its image processor's configuration.
+        model: reads the images.
+        media: reads what addresses name.
+        most: images of a prompt; the setting `limit_mm_per_prompt`.
+    """
+
+    def __init__(self, folder: str, model: ModelFacts, media: MediaReader, most: int):
+        self._folder, self._model, self._media, self._most = folder, model, media, most
+        self._processor: Any = None
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(MOST_THREADS, "jaxserve-images")
+
+    def asked(self, prompt: Mapping[str, Any]) -> list[Any]:
+        """The images of a prompt that has the key `multi_modal_data`.
+
+        Raises:
+            ValidationError: other data, too many images, or a model that reads none.
+        """
+        data = prompt[KEY]
+        if not isinstance(data, Mapping) or any(
+            value is not None and value != [] for key, value in data.items() if key != IMAGE
+        ):
+            raise ValidationError(KEY, "...", f"a mapping with the key {IMAGE}")
+        given = data.get(IMAGE)
+        images = [] if given is None else [*given] if isinstance(given, list | tuple) else [given]
+        if isinstance(given, Pixels | ImageUrl):
+            images = [given]
+        if images:
+            facts_of(self._model)
+        if len(images) > self._most:
+            allowed = f"at most {self._most} (limit_mm_per_prompt)"
+            raise ValidationError(FIELD, f"{len(images)} images", allowed)
+        return images
+
+    def begin(self, prompt: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        """The prompt with pixels in the place of its images, made in threads of the reader's."""
+        return self._threads.submit(self._with_pixels, prompt)
+
+    def _with_pixels(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
+        return {**prompt, KEY: {IMAGE: [Pixels(self.pixels(one)) for one in self.asked(prompt)]}}
+
+    def pixels(self, given: Any) -> np.ndarray:
+        """float32[3, H, W] of a PIL image, an array uint8[H, W, 3] or [H, W], or an address.
+
+        Raises:
+            ValidationError: it is none of these, or no image of reasonable size.
+        """
+        if isinstance(given, Pixels):
+            return given.array
+        with self._lock:
+            if self._processor is None:
+                self._processor = image_processor(self._folder)
+        if isinstance(given, ImageUrl):
+            image = opened(self._media.read(given.url))
+        else:
+            image = as_image(given)
+        made = self._processor(images=image, return_tensors="np")["pixel_values"]
+        return np.asarray(made[0], np.float32)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def image_processor(folder: str) -> Any:
+    """transformers' image processor of a folder, of the kind that works with Pillow and NumPy.
+
+    Raises:
+        ValidationError: the folder has none that can be read.
+    """
+    from transformers import AutoImageProcessor
+
+    try:
+        made = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+    except Exception as error:  # transformers raises many
+        allowed = f"a folder with preprocessor_config.json ({type(error).__name__}: {error})"
+        raise ValidationError("model", folder, allowed) from error
+    if made.backend != "pil":
+        allowed = "an image processor that works with Pillow and NumPy"
+        raise ValidationError("model", type(made).__name__, allowed)
+    return made
+
+
+def opened(data: bytes) -> Image:
+    """The image in a file's bytes, upright and in RGB, as transformers' `load_image` has it.
+
+    Raises:
+        ValidationError: the bytes are no image, are cut off, or hold more than one; or it is
+            larger than this process takes.
+    """
+    from PIL import Image, ImageOps
+
+    allowed = f"a whole image in one of the formats {', '.join(FORMATS)}"
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            check_size(image.size)  # of the header: nothing is decoded yet
+            # not n_frames, which decodes every frame of a GIF
+            if getattr(image, "is_animated", False):
+                raise ValidationError(FIELD, "many frames", "one: no animations")
+            image.load()
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except ValidationError:
+        raise
+    except Image.DecompressionBombError as error:
+        allowed = f"an image of at most {MAX_PIXELS} pixels"
+        raise ValidationError(FIELD, f"{len(data)} bytes of too many pixels", allowed) from error
+    except Exception as error:  # Pillow's decoders raise many kinds for bytes that are broken
+        raise ValidationError(FIELD, f"{len(data)} bytes", allowed) from error
+
+
+def as_image(given: Any) -> Image:
+    """A caller's PIL image or array as an image. Raises ValidationError, as `opened`."""
+    from PIL import Image
+
+    if isinstance(given, Image.Image):
+        check_size(given.size)
+        return given if given.mode == "RGB" else given.convert("RGB")
+    if (
+        not isinstance(given, np.ndarray)
+        or given.dtype != np.uint8
+        or given.shape[2:]
+        not in (
+            (),
+            (3,),
+        )
+        or given.ndim not in (2, 3)
+    ):
+        shown = f"{getattr(given, 'dtype', type(given).__name__)}{[*getattr(given, 'shape', ())]}"
+        raise ValidationError(FIELD, shown, "a PIL image, or uint8[height, width, 3] or [h, w]")
+    check_size(given.shape[1::-1])
+    return Image.fromarray(given).convert("RGB")
+
+
+def check_size(size: tuple[int, ...]) -> None:
+    """Refuse an image of too many pixels, or none, or far longer than wide. Raises
+    ValidationError."""
+    width, height = size
+    shown = f"{width} x {height} pixels"
+    if not width or not height or width * height > MAX_PIXELS:
+        raise ValidationError(FIELD, shown, f"1 to {MAX_PIXELS} pixels")
+    if max(size) > MAX_RATIO * min(size):
+        raise ValidationError(FIELD, shown, f"sides that differ by a factor of {MAX_RATIO} at most")
+
+
+def placed(
+    tokens: list[int], facts: ImageFacts, pixels: list[np.ndarray]
+) -> tuple[list[int], list[tuple[int, np.ndarray]]]:
+    """Token ids with room for images in the place of each one's token.
+
+    Returns:
+        The ids, and where each image begins with its pixels.
+
+    Raises:
+        ValidationError: there are not as many tokens of images as images.
+    """
+    check_count(tokens, facts, len(pixels))
+    made: list[int] = []
+    pairs: list[tuple[int, np.ndarray]] = []
+    for token in tokens:
+        if token == facts.token_id:
+            pairs.append((len(made), pixels[len(pairs)]))
+            made += [token] * facts.places
+        else:
+            made.append(token)
+    return made, pairs
+
+
+def check_count(tokens: list[int], facts: ImageFacts, count: int) -> None:
+    """Raises ValidationError unless a prompt has a token for each image."""
+    found = tokens.count(facts.token_id)
+    if found != count:
+        allowed = f"as many as the prompt has tokens {facts.token_id}, which stand for one each: "
+        raise ValidationError(FIELD, f"{count} images", f"{allowed}{found}")

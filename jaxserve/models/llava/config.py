@@ -1,0 +1,141 @@
+"""What the config.json of LLaVA 1.5 says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxserve.boundary.image_facts import ImageFacts
+from jaxserve.errors import UnsupportedModelError
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.hf_fields import flag, layered, one_of, token_ids
+from jaxserve.models.llama import LLAMA, MISTRAL
+from jaxserve.models.mlp import ACTIVATIONS
+from jaxserve.models.vision import VisionConfig
+
+# the language models, and what transformers takes for keys that `text_config` leaves out
+_SIZES = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+TEXT_MODELS = {
+    "llama": (LLAMA, {**_SIZES, "intermediate_size": 11008}),
+    "mistral": (MISTRAL, {**_SIZES, "intermediate_size": 14336}),
+}
+# the same of a `vision_config` that is absent, and of keys that one leaves out
+VISION_DEFAULTS = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+CLIP_LARGE = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+VISION_MODELS = ("clip_vision_model",)
+STRATEGIES = ("default", "full")
+IMAGE_TOKEN = 32000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaConfig(ModelConfig):
+    """A LLaVA's config; what `ModelConfig` has is the language model's.
+
+    Attributes:
+        vision: of the tower.
+        feature_layers: layers of the tower whose outputs are projected, side by side; each the
+            number of layers before it, of `vision.num_layers` at most.
+        keeps_class: whether the place of the class token is kept, which comes first.
+        projector_act: activation between the projector's two layers.
+        projector_bias: whether these have biases.
+        image_token: stands for an image in a prompt.
+    """
+
+    vision: VisionConfig
+    feature_layers: tuple[int, ...]
+    keeps_class: bool
+    projector_act: str
+    projector_bias: bool
+    image_token: int
+
+    @property
+    def images(self) -> ImageFacts:
+        side = self.vision.image_size - self.vision.image_size % self.vision.patch_size
+        if side != self.vision.image_size:
+            allowed = f"a multiple of the patch_size {self.vision.patch_size}"
+            raise UnsupportedModelError("vision_config.image_size", self.vision.image_size, allowed)
+        return ImageFacts(
+            self.image_token, (side, side), self.vision.patch_size**2, int(self.keeps_class)
+        )
+
+
+def read_config(architecture: str, config: Mapping[str, Any]) -> LlavaConfig:
+    """Reads a parsed config.json: the language model's is its `text_config`.
+
+    Raises:
+        UnsupportedModelError: an option or value that is not implemented.
+    """
+    text = _part(config, "text_config") or {}
+    kind = one_of("text_config.model_type", text.get("model_type", "llama"), TEXT_MODELS)
+    options, defaults = TEXT_MODELS[kind]
+    inner = {**defaults, **{name: value for name, value in text.items() if value is not None}}
+    is_tied = flag(config, "tie_word_embeddings") or flag(inner, "tie_word_embeddings")
+    inner["tie_word_embeddings"] = is_tied
+    vision = _part(config, "vision_config")
+    given = CLIP_LARGE if vision is None else vision
+    one_of("vision_config.model_type", given.get("model_type", VISION_MODELS[0]), VISION_MODELS)
+    tower = VisionConfig.from_hf(given, VISION_DEFAULTS)
+    strategy = config.get("vision_feature_select_strategy", "default")
+    fields = options.fields(architecture, layered(inner, config))
+    made = LlavaConfig(
+        **fields,
+        vision=tower,
+        feature_layers=_feature_layers(config.get("vision_feature_layer", -2), tower.num_layers),
+        keeps_class=one_of("vision_feature_select_strategy", strategy, STRATEGIES) == "full",
+        projector_act=one_of(
+            "projector_hidden_act", config.get("projector_hidden_act", "gelu"), ACTIVATIONS
+        ),
+        projector_bias=flag(config, "multimodal_projector_bias", True),
+        image_token=_image_token(config, fields["vocab_size"]),
+    )
+    made.images  # noqa: B018 (refuses sizes that do not divide)
+    return made
+
+
+def _part(config: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
+    part = config.get(field)
+    if part is not None and not isinstance(part, Mapping):
+        raise UnsupportedModelError(field, part, "an object")
+    return part
+
+
+def _feature_layers(given: Any, num_layers: int) -> tuple[int, ...]:
+    """The layers that an index, or several, of the tower's hidden states names."""
+    field = "vision_feature_layer"
+    states = range(num_layers + 1)  # what enters the first layer, then what each gives
+    try:
+        return tuple(states[one] for one in token_ids(field, given) or (given,))
+    except (IndexError, TypeError) as error:
+        allowed = f"indices of the {len(states)} hidden states of the tower"
+        raise UnsupportedModelError(field, given, allowed) from error
+
+
+def _image_token(config: Mapping[str, Any], vocab_size: int) -> int:
+    names = ("image_token_index", "image_token_id")
+    name = next((one for one in names if config.get(one) is not None), names[0])
+    token = config.get(name, IMAGE_TOKEN)
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+        raise UnsupportedModelError(name, token, f"a token id below {vocab_size}")
+    return token

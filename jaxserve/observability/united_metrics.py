@@ -1,0 +1,57 @@
+"""The metrics of several engines as one scrape: each sample bears its engine's label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from jaxserve.boundary.messages import EngineStats
+from jaxserve.boundary.united import united_stats
+from jaxserve.observability.metrics import Metrics
+
+
+class UnitedMetrics:
+    """What the metrics of all engines say together.
+
+    Args:
+        engines: returns those of each engine there is, the first one always the same.
+
+    Attributes:
+        registry: has the samples of all, the families of each name together.
+    """
+
+    def __init__(self, engines: Callable[[], Sequence[Metrics]]):
+        self._engines = engines
+        self.registry = CollectorRegistry()
+        self.registry.register(_Families(engines))
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest snapshots, added up."""
+        return united_stats([one.stats for one in self._engines()])
+
+    def totals(self) -> dict[str, int]:
+        """What was counted since the start, without a scrape."""
+        told = [one.totals() for one in self._engines()]
+        return {name: sum(one[name] for one in told) for name in told[0]}
+
+    def record_refused(self, limit: str) -> None:
+        """A request was refused before it had an engine: the first one counts it."""
+        self._engines()[0].record_refused(limit)
+
+
+class _Families(Collector):
+    def __init__(self, engines: Callable[[], Sequence[Metrics]]):
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for engine in self._engines():
+            for family in engine.registry.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples = known.samples + family.samples
+        yield from families.values()

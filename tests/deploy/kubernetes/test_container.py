@@ -1,0 +1,103 @@
+"""The server starts, answers and drains as the rendered Deployment has its container run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pallas_kernels.native.build import cache_folder
+from tests.deploy.kubernetes import container
+from tests.deploy.kubernetes.rendering import needs_helm, of_kind, render
+from tests.server.server_process import STARTUP_S, free_port
+
+httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
+
+SMALL = {"max-num-seqs": 4, "max-model-len": 2048, "max-num-batched-tokens": 64, "compile-ahead": 2}
+MISSING = container.missing()
+
+
+def answered(url: str) -> int:
+    try:
+        return int(httpx.get(url, timeout=5).status_code)
+    except httpx.TransportError:
+        return 0
+
+
+@needs_helm
+@pytest.mark.slow
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> None:
+    port = free_port()
+    values: dict[str, Any] = {
+        "port": port,
+        "config": SMALL | {"compile-in-background": False},
+        "drain": {"preStopSeconds": 1, "shutdownTimeoutSeconds": 20},
+        "env": [{"name": "JAX_PLATFORMS", "value": "cpu"}],
+    }
+    objects = render(values)
+    pod = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
+    config_maps = {one["metadata"]["name"]: one["data"] for one in objects if "data" in one}
+    (spec,) = pod["containers"]
+    url = f"http://127.0.0.1:{port}"
+    built = tmp_path / "claim"  # of a pod before this one: its kernels need not be compiled again
+    if cache_folder().is_dir():
+        shutil.copytree(cache_folder(), built / "jaxserve" / "native")
+    volumes = tmp_path / "volumes"
+    volumes.mkdir()
+    with container.running(pod, config_maps, volumes, built if built.is_dir() else None) as one:
+        probes = {name: spec[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness")}
+        deadline = time.monotonic() + STARTUP_S
+        while answered(url + probes["startup"]) != 200:
+            assert time.monotonic() < deadline and one.process.poll() is None
+            time.sleep(0.2)
+        assert answered(url + probes["liveness"]) == 200
+
+        status = one.status()
+        assert status["Uid"].split() == ["10001"] * 4 == status["Gid"].split()
+        assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
+        assert status["NoNewPrivs"] == "1" and status["NSpid"].split()[-1] == "1"
+        assert one.memory_limit() == container.num_bytes(spec["resources"]["limits"]["memory"])
+        for path in ("/", "/usr", "/home/jaxserve", "/etc/jaxserve", str(Path(__file__).parent)):
+            assert "Read-only" in one.run("touch", f"{path}/x").stderr, path
+        assert list((volumes / "cache" / "jaxserve" / "xla").iterdir())
+
+        body = {"prompt": "2 + 3 =", "max_tokens": 4, "temperature": 0}
+        said = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        assert said["choices"][0]["text"]
+
+        ended: list[str] = []
+        begun = threading.Event()
+
+        def stream() -> None:
+            long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", f"{url}/v1/completions", json=long, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    begun.set()
+                    ended.append(line)
+
+        running = threading.Thread(target=stream)
+        running.start()
+        assert begun.wait(30)
+        hook = spec["lifecycle"]["preStop"]["exec"]["command"]
+        asked = time.monotonic()
+        assert one.run(*hook).returncode == 0
+        assert running.is_alive()
+        os.kill(one.pid, signal.SIGTERM)
+        while (ready := answered(url + probes["startup"])) == 200:
+            time.sleep(0.01)
+        assert ready == 503 and running.is_alive()  # it drains, and what runs goes on
+        assert one.process.wait(pod["terminationGracePeriodSeconds"]) == 0
+        assert time.monotonic() - asked < pod["terminationGracePeriodSeconds"]
+        running.join()
+        chunks = [json.loads(line[6:]) for line in ended if line.startswith("data: {")]
+        assert "data: [DONE]" in ended
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert not any("error" in chunk for chunk in chunks)

@@ -1,0 +1,112 @@
+"""Images of requests are opened within bounds."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import time
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxserve.boundary.image_facts import ImageFacts
+from jaxserve.client.images import MAX_PIXELS, as_image, opened, placed
+from jaxserve.errors import ValidationError
+
+
+def encoded(image: Image.Image, kind: str, **how: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **how)
+    return file.getvalue()
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG whose header claims a size, with nothing behind it."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        body = name + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+SMALL = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_formats(kind: str) -> None:
+    found = opened(encoded(SMALL, kind))
+    assert found.mode == "RGB" and found.size == (4, 4)
+
+
+def test_what_a_camera_held_sideways_is_turned() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert opened(encoded(SMALL.resize((8, 4)), "JPEG", exif=exif)).size == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "whole image"),
+        (b"GIF89a", "whole image"),
+        (b"%PDF-1.4", "whole image"),
+        (encoded(SMALL, "PNG")[:-30], "whole image"),
+        (encoded(SMALL, "JPEG")[:-200], "whole image"),
+        (encoded(SMALL, "TIFF"), "whole image"),
+        (encoded(SMALL, "GIF", save_all=True, append_images=[SMALL.rotate(90)]), "no animations"),
+        (bomb(60_000, 60_000), f"too many pixels.*{MAX_PIXELS}"),
+        (bomb(8000, 8000), f"8000 x 8000 pixels.*{MAX_PIXELS}"),
+        (bomb(1, 100_000), "1 x 100000 pixels.*factor"),
+        (bomb(3000, 3000), "whole image"),
+    ],
+)
+def test_what_is_refused_in_little_time(data: bytes, told: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(ValidationError, match=f"(?s)multi_modal_data.image=.*{told}"):
+        opened(data)
+    assert time.monotonic() - begin < 1.0
+
+
+def test_arrays() -> None:
+    assert as_image(np.zeros((3, 5), np.uint8)).size == (5, 3)
+    assert as_image(Image.new("RGBA", (5, 3))).mode == "RGB"
+    for wrong in (np.zeros((3, 5, 4), np.uint8), np.zeros((3, 5)), [[1]], b"abc", "a.png"):
+        with pytest.raises(ValidationError, match="PIL image"):
+            as_image(wrong)
+
+
+def test_places() -> None:
+    facts = ImageFacts(9, (4, 4), 4, 1)
+    one, other = np.zeros((3, 4, 4), np.float32), np.ones((3, 4, 4), np.float32)
+    made, pairs = placed([1, 9, 2, 9], facts, [one, other])
+    assert made == [1, *[9] * 5, 2, *[9] * 5]
+    assert [start for start, _ in pairs] == [1, 7] and pairs[1][1] is other
+    with pytest.raises(ValidationError, match=r"1 images.*: 2"):
+        placed([9, 9], facts, [one])
+
+
+@pytest.mark.slow
+def test_no_torch_is_needed(tmp_path: object) -> None:
+    from tests.tiny_models import save_image_processor
+
+    save_image_processor(tmp_path, 28)
+    code = f"""
+import sys
+sys.modules["torch"] = None  # as where it is not installed
+import numpy as np
+from PIL import Image
+from jaxserve.client.images import image_processor
+made = image_processor({str(tmp_path)!r})
+pixels = made(images=Image.new("RGB", (40, 30)), return_tensors="np")["pixel_values"]
+print(type(made).__name__, pixels.shape, pixels.dtype, sys.modules["torch"], "jax" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = "CLIPImageProcessorPil (1, 3, 28, 28) float32 None False"
+    assert done.stdout.strip() == told, done.stderr

@@ -1,0 +1,123 @@
+"""The program beside the steps: batches of few sizes, and what it keeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxserve.execution.encoder import Encoder
+from jaxserve.parallel import make_mesh
+
+SHAPE = (2, 3)
+ROW_BYTES = 4 * 3  # of a row that is kept
+
+
+class Doubled(nnx.Module):
+    """[B, 2, 3] -> [B, 1, 3]."""
+
+    def __init__(self) -> None:
+        self.factor = nnx.Param(jax.numpy.full((3,), 2.0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x.sum(1, keepdims=True) * self.factor[...]
+
+
+def made(most: int = 4, cache_bytes: int = 1000) -> Encoder:
+    return Encoder(Doubled(), make_mesh(1), SHAPE, most=most, cache_bytes=cache_bytes)
+
+
+@pytest.fixture
+def encoder() -> Iterator[Encoder]:
+    found = made()
+    found.warm_up()
+    yield found
+    found.close()
+
+
+def one(number: float) -> tuple[tuple[int, ...], bytes]:
+    return SHAPE, np.full(SHAPE, number, "<f4").tobytes()
+
+
+def rows(encoder: Encoder, *numbers: float) -> list[float]:
+    return [float(each[0, 0]) for each in encoder.encode([one(n) for n in numbers]).result(9)]
+
+
+def test_rows_come_in_the_order_that_was_asked(encoder: Encoder) -> None:
+    assert encoder.sizes == [1, 2, 4]
+    assert rows(encoder, 3, 1, 2, 1, 5, 6) == [12, 4, 8, 4, 20, 24]
+    assert encoder.num_encoded == 5, "one of them twice"
+
+
+def test_what_is_known_is_not_encoded_again(encoder: Encoder) -> None:
+    assert rows(encoder, 1, 2) == rows(encoder, 1, 2) and encoder.num_encoded == 2
+    same = np.full((3, 2), 1, "<f4").tobytes()
+    assert same == one(1)[1]
+    with pytest.raises(ValueError, match="shape"):
+        encoder.encode([((3, 2), same)]).result(9)  # the same bytes are another array
+    assert rows(encoder, 7) == [28], "others go on"
+
+
+def test_what_is_kept_has_a_bound() -> None:
+    encoder = made(cache_bytes=2 * ROW_BYTES)
+    encoder.warm_up()
+    for number in (1, 2, 1, 3, 1, 2):  # the third takes the room of the second
+        rows(encoder, number)
+    assert encoder.num_encoded == 4
+    encoder.close()
+
+
+def test_one_launch_takes_what_waits_and_no_more(encoder: Encoder, monkeypatch: Any) -> None:
+    entered, go = threading.Event(), threading.Event()
+    launch, counts = encoder._launch, []
+
+    def slow(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        counts.append(len(arrays))
+        entered.set()
+        assert go.wait(9)
+        return launch(arrays)
+
+    monkeypatch.setattr(encoder, "_launch", slow)
+    first = encoder.encode([one(1)])
+    assert entered.wait(9)
+    others = [encoder.encode([one(n)]) for n in (2, 3, 4, 5, 6, 1)]
+    go.set()
+    assert [float(each.result(9)[0][0, 0]) for each in (first, *others)] == [
+        4,
+        8,
+        12,
+        16,
+        20,
+        24,
+        4,
+    ]
+    assert counts == [1, 4, 1]
+
+
+def test_a_closed_one_leaves_nobody_waiting(monkeypatch: Any) -> None:
+    encoder = made(most=1)
+    encoder.warm_up()
+    go = threading.Event()
+    launch = encoder._launch
+
+    def slow(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        assert go.wait(9)
+        return launch(arrays)
+
+    monkeypatch.setattr(encoder, "_launch", slow)
+    running, waiting = encoder.encode([one(1)]), encoder.encode([one(2)])
+    closing = threading.Thread(target=encoder.close)
+    closing.start()
+    go.set()
+    closing.join(9)
+    assert running.done() and waiting.done()
+
+
+def test_sizes_of_odd_numbers() -> None:
+    assert made(most=6).sizes == [1, 2, 4, 6] and made(most=0).sizes == [1]
+    assert made().device_bytes > 12

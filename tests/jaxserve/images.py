@@ -1,0 +1,82 @@
+"""Images for tests, and transformers as the oracle of what a model says of them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+
+def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Coarse random colours, which a processor's resizing keeps apart."""
+    rng = np.random.default_rng([seed, width, height])
+    small = rng.integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **how: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **how)
+    return file.getvalue()
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+class Oracle:
+    """A LLaVA of transformers in float32."""
+
+    def __init__(self, folder: Path):
+        load = AutoModelForImageTextToText.from_pretrained
+        self.model = load(folder, dtype=torch.float32).eval()
+        self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        self.token = self.model.config.image_token_id
+        self.places = len(self.rows(make_image(9, 9)))
+
+    def rows(self, image: Image.Image) -> np.ndarray:
+        """float32[places, E] that take the places of an image."""
+        with torch.no_grad():
+            (found,) = self.model.get_image_features(self._pixels([image])).pooler_output
+        return found.numpy()
+
+    def _pixels(self, images: list[Image.Image]) -> torch.Tensor:
+        made = self._processor(images=images, return_tensors="np")["pixel_values"]
+        return torch.tensor(np.asarray(made))
+
+    def _inputs(self, tokens: list[int], images: list[Image.Image]) -> dict[str, Any]:
+        ids = [
+            one for token in tokens for one in [token] * (self.places if token == self.token else 1)
+        ]
+        found = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
+        if images:
+            found["pixel_values"] = self._pixels(images)
+        return found
+
+    def greedy(
+        self, tokens: list[int], images: list[Image.Image], count: int
+    ) -> tuple[list[int], list[float]]:
+        """`count` most likely tokens and their log-probabilities, end-of-sequence ignored.
+
+        Each image has one token.
+        """
+        inputs = self._inputs(tokens, images)
+        with torch.no_grad():
+            out = self.model.generate(
+                **inputs,
+                max_new_tokens=count,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        chosen = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        scores = [torch.log_softmax(step[0].double(), dim=-1) for step in out.logits]
+        return chosen, [float(one[token]) for one, token in zip(scores, chosen, strict=True)]

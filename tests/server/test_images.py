@@ -1,0 +1,133 @@
+"""Images over HTTP, by a real server of a tiny random LLaVA."""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.image_models import IMAGE, make_image_model
+from tests.jaxserve.images import Oracle, data_url, encoded, make_image
+from tests.server.server_process import Server, serving
+
+httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
+
+pytestmark = pytest.mark.slow
+
+ONE, OTHER = make_image(50, 40, 1), make_image(33, 90, 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_image_model(tmp_path_factory.mktemp("images") / "llava")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    flags = ["--model", str(folder), "--max-model-len", "160", "--max-num-seqs", "4"]
+    flags += ["--max-num-batched-tokens", "32", "--block-size", "8", "--compile-ahead", "2"]
+    flags += ["--limit-mm-per-prompt", '{"image": 3}', "--allowed-local-media-path", str(folder)]
+    with serving(*flags) as server:
+        yield server
+
+
+def said(text: str, *urls: str) -> list[dict[str, Any]]:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": text}, *parts]}]
+
+
+def ask(server: Server, path: str, messages: Any, **more: Any) -> Any:
+    return httpx.post(f"{server.url}{path}", json={"messages": messages, **more}, timeout=60)
+
+
+def chat(server: Server, messages: Any, **more: Any) -> Any:
+    asked = {"max_tokens": 6, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+    return ask(server, "/v1/chat/completions", messages, **asked | more)
+
+
+def test_a_chat_of_several_turns_is_as_transformers(server: Server, folder: Path) -> None:
+    turns = said("on", data_url(encoded(ONE)))
+    turns += [{"role": "assistant", "content": "it is"}]
+    turns += said("no", data_url(encoded(OTHER)), data_url(encoded(ONE)))
+    found = ask(server, "/tokenize", turns).json()
+    oracle = Oracle(folder)
+    assert found["tokens"].count(IMAGE) == 3 * oracle.places and found["count"] > 3 * oracle.places
+    answer = chat(server, turns).json()
+    (choice,), usage = answer["choices"], answer["usage"]
+    assert usage["prompt_tokens"] == found["count"]
+    bare, tokens = [], [*found["tokens"]]
+    while tokens:
+        bare.append(tokens.pop(0))
+        if bare[-1] == IMAGE:
+            del tokens[: oracle.places - 1]
+    assert choice["token_ids"] == oracle.greedy(bare, [ONE, OTHER, ONE], 6)[0]
+    streamed = chat(server, turns, stream=True, stream_options={"include_usage": True})
+    assert f'"prompt_tokens":{found["count"]}' in streamed.text.replace(" ", "")
+
+
+def test_files_and_what_text_cannot_do(server: Server, folder: Path) -> None:
+    (folder / "one.png").write_bytes(encoded(ONE))
+    wanted = chat(server, said("x", data_url(encoded(ONE)))).json()["choices"][0]
+    found = chat(server, said("x", f"file://{folder}/one.png")).json()["choices"][0]
+    assert found["token_ids"] == wanted["token_ids"]
+    # the token's name in a text is text
+    count = ask(server, "/tokenize", [{"role": "user", "content": "<image>"}]).json()
+    assert IMAGE not in count["tokens"]
+
+
+def test_a_constrained_answer(server: Server) -> None:
+    asked = {"structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": False}
+    answer = chat(server, said("x", data_url(encoded(OTHER))), **asked).json()
+    assert answer["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+def bomb(width: int, height: int) -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        body = name + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(1 << 20))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+GIF = encoded(ONE, "GIF", save_all=True, append_images=[ONE.rotate(90)])
+BAD = {
+    "a bomb": [data_url(bomb(50_000, 50_000))],
+    "cut off": [data_url(encoded(ONE)[:-40])],
+    "animated": [data_url(GIF)],
+    "thin": [data_url(bomb(1, 100_000))],
+    "no image": [data_url(b"hello")],
+    "no base64": ["data:image/png;base64,***"],
+    "no url": ["one.png"],
+    "a host": ["https://example.com/one.png"],
+    "an address": ["http://169.254.169.254/latest/meta-data"],
+    "a file": ["file:///etc/passwd"],
+    "too many": [data_url(encoded(ONE))] * 4,
+}
+
+
+@pytest.mark.parametrize("urls", BAD.values(), ids=BAD)
+def test_bad_images_are_one_clear_refusal(server: Server, urls: list[str]) -> None:
+    begin = time.monotonic()
+    answer = chat(server, said("x", *urls))
+    took = time.monotonic() - begin
+    assert answer.status_code == 400, answer.text
+    assert set(answer.json()["error"]) >= {"message", "type", "param"} and len(answer.text) < 600
+    assert took < 5.0
+    assert server.health() == 200
+
+
+def test_other_parts_and_endpoints(server: Server) -> None:
+    url = data_url(encoded(ONE))
+    for part in ({"type": "image"}, {"type": "image", "image": url}, {"type": "image_url"}):
+        answer = chat(server, [{"role": "user", "content": [part]}])
+        assert answer.status_code == 400 and "messages[0].content[0]" in answer.text
+    asked = {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]}
+    answer = httpx.post(f"{server.url}/v1/responses", json=asked)
+    assert answer.status_code == 400
