@@ -77,7 +77,7 @@ MEDIAN_SHARE, TAIL_SHARE = 0.15, 0.25
 LEAST_MS = 1.0  # two times that differ by less are the same to a clock that others disturb
 
 
-class Test(NamedTuple):
+class Sent(NamedTuple):
     """One load test: what its client saw."""
 
     workload: str
@@ -163,9 +163,9 @@ def client_figures(test: serve.LoadTest) -> dict[str, float]:
     }
 
 
-def live_runs(url: str, folder: Path, options: argparse.Namespace) -> list[Test]:
+def live_runs(url: str, folder: Path, options: argparse.Namespace) -> list[Sent]:
     """The load tests of all rounds, in their order."""
-    found: list[Test] = []
+    found: list[Sent] = []
 
     def run(name: str, workload: Workload, count: int) -> None:
         file = folder / f"{len(found)}.jsonl"
@@ -173,7 +173,7 @@ def live_runs(url: str, folder: Path, options: argparse.Namespace) -> list[Test]
         test = send(url, file, count, len(found))
         figures = client_figures(test)
         print(f"{name}: {_line(figures)}", file=sys.stderr, flush=True)
-        found.append(Test(name, count, figures, [t.ttft for t in test.times]))
+        found.append(Sent(name, count, figures, [t.ttft for t in test.times]))
         time.sleep(1)
 
     mixed = WORKLOADS[MIXED]
@@ -191,7 +191,7 @@ def requests_of(workload: Workload, count: int) -> list[TracedRequest]:
     return [*replace(workload, num_prompts=count).requests()]
 
 
-def as_runs(trace: LoadTrace, tests: list[Test]) -> list[Run]:
+def as_runs(trace: LoadTrace, tests: list[Sent]) -> list[Run]:
     """The load tests with what the server recorded of them, which follow one another."""
     runs, first = [], 0
     for name, count, figures, ttfts in tests:
@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
             live.write_text(json.dumps({"environment": facts, "load": load, "tests": tests}))
         known = json.loads(live.read_text())
         load, facts = known["load"], known["environment"]
-        tests = [Test(*one) for one in known["tests"]]
+        tests = [Sent(*one) for one in known["tests"]]
         trace = read_trace(file)
         asked = EngineConfig(model=model, **flags("priority"))
         setting = settle(asked, find_model(asked)[0], DEVICES["cpu"])

@@ -13,7 +13,7 @@ from benchmarks.simulation_truth import (
     WARM,
     WORKLOADS,
     Run,
-    Test,
+    Sent,
     as_runs,
     calibrating,
     compare,
@@ -66,7 +66,7 @@ def test_what_was_recorded_is_told_apart_by_its_order():
         TracedRequest(float(at), 5, 2, queue=0.01 * at, ttft=0.1, last=0.2) for at in range(6)
     ]
     trace = LoadTrace(Path("t"), {}, requests)
-    tests = [Test(name, 2, {}, [0.15, 0.16]) for name in (WARM, MIXED, "steady")]
+    tests = [Sent(name, 2, {}, [0.15, 0.16]) for name in (WARM, MIXED, "steady")]
     _, first, second = as_runs(trace, tests)
     assert (first.begin, first.end, second.begin) == (2.0, 3.2, 4.0)
     assert first.figures["queue p50, ms"] == pytest.approx(25.0)
