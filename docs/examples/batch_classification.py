@@ -1,42 +1,46 @@
-"""Texts sorted into classes: the answer is constrained to their names, and scored exactly.
+"""A batch of questions sorted into classes: each answer is constrained to those of its question.
 
-Run it with `python docs/examples/batch_classification.py`; constraints need the extra `structured`.
+The class of a question is the place of its largest number. Run it with
+`python docs/examples/batch_classification.py`; constraints need the extra `structured`.
 """
 
-from collections import Counter
+import random
 
 from checkpoints import bundled_model_path
-from jaxserve import LLM, SamplingParams
-from jaxserve.params.structured_outputs_params import StructuredOutputsParams
+from jaxserve import LLM, SamplingParams, StructuredOutputsParams
 
-CLASSES = ["sum", "list", "story"]
-TEXTS = [
-    "13 + 2 =",
-    "Sort: 51,60,89,61",
-    "Write a story: Carla, bear, kite.",
-    "Max of 40, 66, 92",
-    "7 + 18 =",
-    "Write a story: Tom, boat, lamp.",
-]
-QUESTION = "{}\nThis was a "
+PLACES = ("first", "second", "third")
+COUNT = 24
 
 
 def main():
-    llm = LLM(str(bundled_model_path()), max_num_seqs=8, max_model_len=256)
-    asked = SamplingParams(
-        temperature=0.0,
-        max_tokens=16,
-        structured_outputs=StructuredOutputsParams(choice=CLASSES),
-    )
-    prompts = [QUESTION.format(text) for text in TEXTS]
-    said = [output.outputs[0].text for output in llm.generate(prompts, asked, use_tqdm=False)]
-    pairs = [(prompt, name) for prompt in prompts for name in CLASSES]
-    scores = iter(llm.loglikelihood(pairs))
-    for text, answer in zip(TEXTS, said):
-        told = ", ".join(f"{name} {next(scores).total:.1f}" for name in CLASSES)
-        print(f"{text!r}: {answer} ({told})")
-    print("of each class:", dict(Counter(said)))
-    print("every answer is one of the classes:", set(said) <= set(CLASSES))
+    llm = LLM(str(bundled_model_path()), max_num_seqs=COUNT, max_model_len=256)
+    draw = random.Random(0)
+    questions = [draw.sample(range(10, 100), len(PLACES)) for _ in range(COUNT)]
+    chats = [
+        [{"role": "user", "content": f"Max of {', '.join(map(str, numbers))}"}]
+        for numbers in questions
+    ]
+    choices = [[f"Maximum: {number}" for number in numbers] for numbers in questions]
+    asked = [
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=16,
+            logprobs=0,
+            structured_outputs=StructuredOutputsParams(choice=one),
+        )
+        for one in choices
+    ]
+    answers = [output.outputs[0] for output in llm.chat(chats, asked, use_tqdm=False)]
+    right, known = 0, True
+    for numbers, allowed, answer in zip(questions, choices, answers):
+        known &= answer.text in allowed
+        place = allowed.index(answer.text)
+        right += numbers[place] == max(numbers)
+        print(numbers, PLACES[place], f"log-probability {answer.cumulative_logprob:.2f}")
+    print(f"right: {right} of {COUNT}")
+    print("every answer is one of its question's:", known)
+    print("far more than chance:", right > 0.6 * COUNT)
     llm.close()
 
 
