@@ -140,7 +140,7 @@ def unembed(params: Params, stream: jax.Array, config: ModelConfig) -> jax.Array
 
 @jax.jit  # one program, as in the engine: sums of single operations have another order
 def _of_successors(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Logits [..., T, V], tokens [..., T] -> log-probabilities [..., T - 1] of all but the first."""
+    """Logits [..., T, V] and tokens [..., T] -> log-probabilities [..., T - 1], from the second."""
     before = logits[..., :-1, :]
     own = jnp.take_along_axis(before, tokens[..., 1:, None], axis=-1)
     return (own - log_normalizer(before))[..., 0]

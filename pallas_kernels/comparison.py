@@ -1,4 +1,4 @@
-"""An attention backend beside the reference, in one call: what whoever writes a kernel asks first."""
+"""An attention backend beside the reference, in one call."""
 
 from __future__ import annotations
 

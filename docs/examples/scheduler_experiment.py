@@ -13,9 +13,7 @@ from jaxserve.simulation.simulator import Simulation
 from jaxserve.simulation.step_time import Rates, Roofline
 from jaxserve.simulation.workload import Workload
 
-LOAD = Workload(
-    num_prompts=400, request_rate=40.0, input_len=1000, output_len=200, range_ratio=0.9
-)
+LOAD = Workload(num_prompts=400, request_rate=40.0, input_len=1000, output_len=200, range_ratio=0.9)
 
 
 class ShortAnswersFirst(FirstComeFirstServed):
