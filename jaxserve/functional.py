@@ -23,7 +23,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxserve.config.deterministic import DTYPES
 from jaxserve.errors import ValidationError
-from jaxserve.execution.features.probes import LOGITS, PARTS, matching, sites_of
+from jaxserve.execution.features.probes import LOGITS, PARTS, WEIGHTS, matching, sites_of, weight_sites
 from jaxserve.models import kernel_forward
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import PLAIN_LINEAR, LinearForm
@@ -35,7 +35,6 @@ from jaxserve.sampling.logprobs import log_normalizer
 __all__ = ["forward", "forward_with", "token_logprobs", "unembed"]
 
 Params = Mapping[str, Any]
-WEIGHTS = "attention.weights"
 
 
 def forward(
@@ -112,8 +111,7 @@ def forward_with(
         ValidationError: an unknown site, besides what `forward` raises.
     """
     tokens = _checked(tokens)
-    every = tuple(f"layers.{layer}.{WEIGHTS}" for layer in range(config.num_layers))
-    sites = matching(capture, config, "capture", every)
+    sites = matching(capture, config, "capture", weight_sites(config))
     run = functools.partial(_one_sequence, params, config, sites, prompt_len)
     for _ in range(tokens.ndim - 1):
         run = jax.vmap(run)
