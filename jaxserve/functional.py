@@ -23,7 +23,14 @@ from jax.custom_batching import custom_vmap
 
 from jaxserve.config.deterministic import DTYPES
 from jaxserve.errors import ValidationError
-from jaxserve.execution.features.probes import LOGITS, PARTS, WEIGHTS, matching, sites_of, weight_sites
+from jaxserve.execution.features.probes import (
+    LOGITS,
+    PARTS,
+    WEIGHTS,
+    matching,
+    sites_of,
+    weight_sites,
+)
 from jaxserve.models import kernel_forward
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import PLAIN_LINEAR, LinearForm

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks.device_run import ROOT
@@ -74,6 +73,7 @@ def measure_device(
     for batch in batches:
         request = {"do": "engine", "shape": shape, "batch": batch, "length": length}
         request |= {"overrides": TINY if dry_run else {}, "compile_ahead": 2 if dry_run else None}
+        request["quick"] = dry_run
         try:
             engine.append(worker.call(request, ENGINE_LIMIT_S))
         except WorkerError as error:
@@ -118,7 +118,6 @@ def estimate_device(kind: str, shape: str, dry_run: bool, kernels: bool = True) 
         "to be reached",
         "shape": shape,
         "length": length,
-        "ceilings": engine_estimate.ceilings(ABSENT[kind]),
         "engine": engine,
         "workloads": _kernel_estimates(kind, dry_run) if kernels else [],
     }

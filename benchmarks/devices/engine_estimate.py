@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 from benchmarks.devices import workloads
+from jaxserve.bench.device_limits import Limits
 from jaxserve.bench.workloads import bytes_moved, fixed, flops_of_items
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.loading.capacity import weight_bytes
@@ -39,21 +40,17 @@ def estimate(kind: str, shape: str, batch: int, length: int) -> dict[str, Any]:
     weights = weight_bytes(model, setting.config.model.dtype, setting.quantization)
     footprint = Footprint(weights.read, setting.token_bytes)
     items = fixed(batch, length, length, model.vocab_size, 0)
-    seconds = report["duration"]
+    moved = bytes_moved(items, served.num_steps, footprint)
+    seconds, flops = report["duration"], flops_of_items(items, 1, model, 0)
+    limits = Limits(device.bf16_rate, device.bandwidth, "data sheet")
     return {
         "batch": batch,
         "dtype": setting.config.model.dtype,
         "tok_s": report["output_throughput"],
         "ttft_ms": report["median_ttft_ms"],
         "tpot_ms": report["median_tpot_ms"],
-        "gb_s": bytes_moved(items, served.num_steps, footprint) / seconds / 1e9,
-        "tflop_s": flops_of_items(items, 1, model, 0) / seconds / 1e12,
+        "roofline": 100 * max(limits.shares(seconds, flops, moved)),
+        "limits": limits.text(),
         "joules_per_token": None,
         "remark": "",
     }
-
-
-def ceilings(kind: str) -> dict[str, float]:
-    """The maker's rates, in the form of measured ones."""
-    device = DEVICES[kind]
-    return {"copy_gb_s": device.bandwidth / 1e9, "matmul_tflop_s": device.bf16_rate / 1e12}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.devices.report import Report, Results, price_of_a_million, roofline_share
+from benchmarks.devices.report import Report, Results, price_of_a_million
 from jaxserve.observability.figures import new_figure
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def engine_figure(report: Report) -> Figure:
         ("output tokens a second", True, lambda device, entry: entry["tok_s"]),
         ("ms to the first token", True, lambda device, entry: entry["ttft_ms"]),
         ("ms a token", True, lambda device, entry: entry["tpot_ms"]),
-        ("% of the roofline", False, roofline_share),
+        ("% of the roofline", False, lambda device, entry: entry["roofline"]),
     ]
     if report.prices:
         title = f"{report.currency} a million output tokens"

@@ -52,19 +52,6 @@ def kind_of(device: Results) -> str | None:
     return next((kind for kind, one in DEVICES.items() if one.name == name), None)
 
 
-def roofline_share(device: Results, entry: Results) -> float | None:
-    """Percent of the time that its least bytes or operations would take alone.
-
-    The bytes are weights a step and keys and values a token, the rates those that were measured on
-    the device, or of an absent one the maker's.
-    """
-    ceilings = device.get("ceilings") or {}
-    if not ceilings or entry.get("gb_s") is None:
-        return None
-    reads = entry["gb_s"] / ceilings["copy_gb_s"]
-    return 100 * max(reads, entry["tflop_s"] / ceilings["matmul_tflop_s"])
-
-
 def price_of_a_million(report: Report, device: Results, entry: Results) -> float | None:
     """Of output tokens, the device being busy with this batch alone."""
     per_hour = report.prices.get(kind_of(device) or "")
@@ -84,7 +71,7 @@ def engine_rows(report: Report) -> list[list[str]]:
                 entry["tok_s"],
                 entry["ttft_ms"],
                 entry["tpot_ms"],
-                roofline_share(device, entry),
+                entry["roofline"],
                 entry["joules_per_token"],
                 price_of_a_million(report, device, entry),
             )
@@ -119,15 +106,12 @@ def notes(report: Report) -> list[str]:
     lines = []
     for device in report.devices:
         told = [f"{device['name']}: {device.get('machine', '')}".rstrip(": ")]
-        if ceilings := device.get("ceilings"):
-            told += [
-                f"memory {ceilings['copy_gb_s']:.0f} GB/s",
-                f"dense bf16 products {ceilings['matmul_tflop_s']:.3g} TFLOP/s",
-            ]
+        told += list(dict.fromkeys(e["limits"] for e in device.get("engine", ()) if e["tok_s"]))
         lines.append(", ".join(told))
     lines += [f"{platform}: not here ({reason})" for platform, reason in report.absent.items()]
     lines.append(
-        "Roofline: the time of the least bytes and operations alone, of the time that was taken."
+        "Roofline: the share of the time that the least bytes, or the operations, would have taken "
+        "at the rates above; where other work shares the machine, rates and runs differ by chance."
     )
     if any(device.get("estimated") for device in report.devices):
         lines.append("~: an estimate, not measured.")
@@ -180,7 +164,13 @@ def page(report: Report) -> str:
         body.append(f'</table></div><p><img src="{figure}" alt="{FIGURES[figure]}"></p>')
     body += ["<h2>Notes</h2><ul>", *(f"<li>{html.escape(n)}</li>" for n in notes(report)), "</ul>"]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    lines = ["<!doctype html>", '<html lang="en">', head, f"<title>{TITLE}</title><style>{STYLE}</style>", *body]
+    lines = [
+        "<!doctype html>",
+        '<html lang="en">',
+        head,
+        f"<title>{TITLE}</title><style>{STYLE}</style>",
+        *body,
+    ]
     return "\n".join([*lines, "</html>"]) + "\n"
 
 

@@ -19,6 +19,7 @@ from benchmarks.kernel_bench.cases import from_request
 from benchmarks.kernel_bench.worker import measure
 from benchmarks.model_shapes import write_config
 from jaxserve import LLM
+from jaxserve.bench.device_limits import measure_limits
 from jaxserve.bench.measure import describe, environment, run_workload
 from jaxserve.bench.workloads import fixed
 from jaxserve.models.known_shapes import SHAPES
@@ -44,6 +45,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
             run = run_workload(llm, fixed(batch, length, length, vocab, seed=1))
             joules = used() - before if used else 0.0
             dtype = llm.client.config.model.dtype
+            limits = measure_limits(llm.footprint.weight_bytes, quick=request["quick"])
             lives = llm.client.lives.snapshot()[-batch:]
         finally:
             llm.close()
@@ -55,8 +57,8 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         "tok_s": run.output_tokens_per_second,
         "ttft_ms": 1e3 * median(first),
         "tpot_ms": 1e3 * median(between),
-        "gb_s": run.gigabytes_per_second,
-        "tflop_s": run.flops / run.elapsed_time / 1e12,
+        "roofline": 100 * max(limits.shares(run.elapsed_time, run.flops, run.bytes_read)),
+        "limits": limits.text(),
         # a counter that has begun again tells nothing
         "joules_per_token": joules / run.num_output_tokens if joules > 0 else None,
         "remark": "",

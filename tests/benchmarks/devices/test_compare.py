@@ -17,13 +17,12 @@ from tests.benchmarks.documented import documented
 
 ENTRY = {
     "batch": 8, "dtype": "bfloat16", "tok_s": 5000.0, "ttft_ms": 2.0, "tpot_ms": 1.5,
-    "gb_s": 1000.0, "tflop_s": 1.0, "joules_per_token": 0.25, "remark": "",
+    "roofline": 25.0, "limits": "4,000 GB/s read", "joules_per_token": 0.25, "remark": "",
 }  # fmt: skip
 ABOUT = {"estimated": False, "shape": "llama-125m", "length": 64}
 GPU = ABOUT | {
     "name": "NVIDIA H200",
     "platform": "gpu",
-    "ceilings": {"copy_gb_s": 4000.0, "matmul_tflop_s": 800.0},
     "engine": [ENTRY, {"batch": 32, "tok_s": None, "remark": "no answer"}],
     "workloads": [
         {"workload": "decode", "unit": "us", "value": None, "estimated": False, "remark": "hung"},
@@ -34,7 +33,6 @@ TPU = ABOUT | {
     "device_kind": "TPU v5 lite",
     "platform": "tpu",
     "estimated": True,
-    "ceilings": {"copy_gb_s": 800.0, "matmul_tflop_s": 200.0},
     "engine": [ENTRY | {"tok_s": 400.0, "joules_per_token": None}],
     "workloads": [
         {"workload": "decode", "unit": "us", "value": 12.5, "estimated": True, "remark": "bytes"}
@@ -48,7 +46,7 @@ def test_a_report_has_rates_cost_and_energy_and_marks_estimates():
     # 3.6 an hour at 5,000 tokens a second: 0.001 a second, a million take 200 s
     assert gpu[2:] == ["8", "5000", "2", "1.5", "25", "0.25", "0.2 EUR"]
     assert failed[2:] == ["32", *["-"] * 6]
-    assert tpu[2:] == ["8", "~400", "~2", "~1.5", "~125", "-", "-"]
+    assert tpu[2:] == ["8", "~400", "~2", "~1.5", "~25", "-", "-"]
     columns, rows = report.kernel_rows([GPU, TPU])
     assert columns[2:] == [GPU["name"], TPU["name"]] and rows == [["decode", "us", "-", "~12.5"]]
     text, page = report.markdown(both), report.page(both)
@@ -56,6 +54,7 @@ def test_a_report_has_rates_cost_and_energy_and_marks_estimates():
         "~: an estimate, not measured.",
         "cpu: not here (broken)",
         "NVIDIA H200, decode: hung",
+        "NVIDIA H200, 4,000 GB/s read",
         "NVIDIA H200, 32 requests: no answer",
         "Prices in EUR an hour (mine): h200 3.6.",
     ):
