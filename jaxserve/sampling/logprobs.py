@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels import blocks
 
@@ -26,6 +27,17 @@ class LogprobRows(NamedTuple):
     top_logprobs: jax.Array
 
 
+def log_normalizer(logits: jax.Array) -> jax.Array:
+    """Log of the sum of the exponentials of float32[..., V]: float32[..., 1]; -inf entries add 0.
+
+    The engine's log-probabilities and those of the functional form are both of it, so that they
+    can have the same bits.
+    """
+    largest = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    centre = jnp.where(jnp.isfinite(largest), largest, 0.0)
+    return centre + jnp.log(jnp.sum(jnp.exp(logits - centre), axis=-1, keepdims=True))
+
+
 def score(
     logits: jax.Array, targets: jax.Array, k: int, kept: jax.Array | None = None
 ) -> LogprobRows:
@@ -38,9 +50,7 @@ def score(
         kept: bool[R, V], tokens that may be among the most likely ones; others come last, with
             log-probability -inf. None: all.
     """
-    largest = jnp.max(logits, axis=-1, keepdims=True)
-    centre = jnp.where(jnp.isfinite(largest), largest, 0.0)
-    norm = centre + jnp.log(jnp.sum(jnp.exp(logits - centre), axis=-1, keepdims=True))
+    norm = log_normalizer(logits)
     chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
     top, top_ids = blocks.top_k(logits if kept is None else jnp.where(kept, logits, -jnp.inf), k)
