@@ -21,9 +21,11 @@ from jaxserve import LLM, SamplingParams
 llm = LLM(str(bundled_model_path()), max_num_seqs=512, max_num_batched_tokens=512, compile_ahead=1)
 cache = llm.config.cache
 # long prompts, each of its own, until every page was written
-prompts = [[5 + n % 2000, *range(5, 2000)] for n in range(cache.num_pages * cache.page_size // 1900)]
+count = cache.num_pages * cache.page_size // 1900
+prompts = [[5 + n % 2000, *range(5, 2000)] for n in range(count)]
 llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
-peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmPeak" in line)
+status = Path("/proc/self/status").read_text().splitlines()
+peak = next(line for line in status if "VmPeak" in line)
 print(json.dumps({"limit": LIMIT, "pages": cache.num_pages, "slots": 512 * 2048 // cache.page_size,
                   "peak": int(peak.split()[1]) * 1024}))
 """
