@@ -172,13 +172,9 @@ def scaling(port: int, folder: Path) -> dict[str, Any]:
 
     def replicas() -> int:
         application = serve.status().applications.get("default")
-        if application is None or application.status != "RUNNING":
-            return 0
-        deployments = application.deployments.values()
-        counts = [
-            dict(one.replica_states) for one in deployments if one.name.startswith("jaxserve:")
-        ]
-        return counts[0].get("RUNNING", 0)
+        deployments = {} if application is None else application.deployments
+        states = deployments["jaxserve:tiny"].replica_states if deployments else {}
+        return dict(states).get("RUNNING", 0)
 
     deploy()
     wait_until(lambda: replicas() == 1, "one replica")
