@@ -218,20 +218,21 @@ class Batch:
     async def _with_room(self, lines: Iterator[Line], done: dict[str, Any]) -> AsyncIterator[Line]:
         for line in lines:
             if line.name in done:
-                _check_same(line, done[line.name])
+                check_same(line, done[line.name])
                 continue
             await self._room.acquire()
             yield line
 
     async def _answer(self, line: Line, output: int) -> None:
         try:
-            answer = await self._answer_of(line)
+            answer = await self.answer_of(line)
             write_whole(output, f"{dumps(answer)}\n".encode())
             self._told(answer["error"] is None)
         finally:
             self._room.release()
 
-    async def _answer_of(self, line: Line) -> dict[str, Any]:
+    async def answer_of(self, line: Line) -> dict[str, Any]:
+        """The answer to a line, as the output has it; of one that is refused its `error` is set."""
         answer: dict[str, Any] = {"id": line.name, "custom_id": None, "response": None}
         try:
             asked = parse(line)
@@ -270,7 +271,8 @@ def write_whole(descriptor: int, data: bytes) -> None:
         raise
 
 
-def _check_same(line: Line, custom_id: Any) -> None:
+def check_same(line: Line, custom_id: Any) -> None:
+    """Raises ValidationError: the answer of this name that is there is of another `custom_id`."""
     try:
         asked: str | None = parse(line).custom_id
     except BadLine as bad:

@@ -78,7 +78,7 @@ class ReplicaClient:
         self._engines: tuple[ProcessClient, ...] = (first,)
         self._is_closing = False
         self._given_up: set[int] = set()
-        self._routing: Routing | None = None
+        self._routing: Routing[int] | None = None
         self._looks = Looks()
         self.metrics = UnitedMetrics(lambda: [one.metrics for one in self._engines])
 
@@ -358,7 +358,7 @@ class ReplicaClient:
         )
         engines = [self._client(asked, one, shared=shared) for one in range(1, others + 1)]
         cache = ready.config.cache
-        self._routing = Routing(others + 1, cache.page_size, cache.num_pages)
+        self._routing = Routing[int](cache.page_size, cache.num_pages)
         self._engines = (self._first, *engines)
         for engine in engines:
             if not self._is_closing:

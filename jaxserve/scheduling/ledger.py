@@ -149,6 +149,11 @@ class Ledger:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of admitted requests without a first step."""
+        return self._tokens
+
+    @property
     def capacity(self) -> int:
         """Sequences that run at once, in all engines."""
         return max(1, sum(one.capacity for one in self._engines))

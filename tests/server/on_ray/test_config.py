@@ -1,27 +1,28 @@
-"""jaxserve under Ray Serve: its configuration, and two replicas on a local cluster."""
+"""What is deployed on Ray: a configuration is read, or refused by its field, without Ray."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve.errors import ValidationError
-from jaxserve.ray import LLMConfig
-from tests.server.server_process import ROOT, free_port
+from jaxserve.ray import LLMConfig, build_openai_app
+from server.on_ray.config import SCALING, TARGET_QUEUED_TOKENS
+from server.on_ray.scaling import WorkPolicy
 
 MODEL = str(bundled_model_path())
 LOADING = {"model_id": "tiny", "model_source": MODEL}
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
 
 
 def config(**fields: Any) -> LLMConfig:
     return LLMConfig(**({"model_loading_config": LOADING} | fields))
+
+
+def scaled(**fields: Any) -> dict[str, Any]:
+    return {"deployment_config": {"autoscaling_config": fields or 1}}
 
 
 def test_a_configuration_is_a_command_line_of_serve() -> None:
@@ -45,6 +46,10 @@ def test_a_configuration_is_a_command_line_of_serve() -> None:
         ({"engine_kwargs": {"model": "x"}}, "engine_kwargs.model.*model_loading_config"),
         ({"engine_kwargs": {"served-model-name": "x"}}, "engine_kwargs.served-model-name"),
         ({"deployment_config": [1]}, "deployment_config"),
+        ({"deployment_config": {"placement_group_bundles": [{}, {}]}}, "several processes"),
+        (scaled(), "autoscaling_config=1"),
+        (scaled(target_queued_tokens=0), "target_queued_tokens=0 .*a number of tokens"),
+        (scaled(target_queued_tokens=9, policy={}), "target_queued_tokens=9 .*another policy"),
     ],
 )
 def test_what_is_not_known_is_refused_by_its_name(fields: dict[str, Any], message: str) -> None:
@@ -83,20 +88,39 @@ def test_options_of_the_deployment_win() -> None:
     assert options["ray_actor_options"] == actor
 
 
-@needs_ray
-@pytest.mark.slow
-def test_two_replicas_serve_while_an_engine_and_a_worker_are_killed() -> None:
-    command = [sys.executable, "-m", "tests.server.ray_cluster", str(free_port())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=570)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["models"] == ["tiny"] and (seen["replicas"], seen["engines"]) == (2, 2)
-    right = {int(number) % 8: text for number, text in seen["plain"].items()}
-    for phase in ("plain", "engine killed", "afterwards"):
-        for number, text in seen[phase].items():
-            assert text == right[int(number) % 8], (phase, number, text)
-    # a request of a worker that was killed fails, and is never cut and called whole
-    ends = seen["worker killed"].items()
-    wrong = {n: text for n, text in ends if text != right[int(n) % 8]}
-    assert all(text in (500, "RemoteProtocolError", "ReadError") for text in wrong.values()), wrong
-    assert len(wrong) < len(ends)  # those of one of two replicas
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"llm_configs": [config(), config()]}, "args.llm_configs.*another application"),
+        ({}, "args.llm_configs=None"),
+        ({"llm_configs": [config()], "model": "x"}, "args.model='x'"),
+        ({"llm_configs": [config()], "ingress_deployment_config": 1}, "ingress_deployment_config"),
+        ({"llm_configs": [{"model": "x"}]}, r"llm_configs\[0\].model"),
+    ],
+)
+def test_an_application_is_of_one_model(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        build_openai_app(args)
+
+
+def test_replicas_are_as_many_as_requests_and_waiting_tokens_want() -> None:
+    own = config(**scaled(max_replicas=4)).options()["autoscaling_config"]
+    wanted = {"target_queued_tokens": TARGET_QUEUED_TOKENS}
+    assert own["policy"] == {"policy_function": SCALING, "policy_kwargs": wanted}
+    assert own["max_replicas"] == 4
+    policy = WorkPolicy(target_queued_tokens=100)
+
+    def asked(replicas: int, requests: float, tokens: dict[str, float] | None) -> float:
+        context = SimpleNamespace(
+            current_num_replicas=replicas,
+            target_num_replicas=7,
+            total_num_requests=requests,
+            aggregated_metrics=None if tokens is None else {"queued_tokens": tokens},
+            config=SimpleNamespace(get_target_ongoing_requests=lambda: 10.0),
+        )
+        return policy(context)[0]  # type: ignore[arg-type]
+
+    assert asked(1, 35, None) == 3.5
+    assert asked(2, 5, {"a": 120, "b": 130}) == 2.5
+    assert asked(1, 0, {"a": 0}) == 0
+    assert asked(0, 50, {}) == 7, "the first one is begun by Ray"
