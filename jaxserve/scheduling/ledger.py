@@ -287,7 +287,7 @@ class Ledger:
         pace.capacity = max(1, num_running) if is_passed_over else self._slots
 
     def lost(self, engine: int) -> None:
-        """An engine serves nothing, until it is restarted: what it has waits for no other's slots."""
+        """An engine serves nothing until it is restarted; its requests want no others' slots."""
         pace = self._engines[engine]
         if not pace.is_lost:
             self._catch_up()
