@@ -259,7 +259,7 @@ def test_an_engine_that_is_given_up_fails_its_requests_and_the_last_one_ends_all
         # those that wait for a slot behind the victim's requests have no part in its deaths
         while len(waiting := [name for name in homes if homes[name] == victim]) < SLOTS + 2:
             name = f"w{len(homes)}"
-            one.add(name, [len(homes), 7], 2000)
+            one.add(name, [len(homes), 7], 500)
             homes[name] = engine_of(one, name)
         chosen = one.prepared("chosen", [8, 8], 20)
         for engine in (victim, 1 - victim):
