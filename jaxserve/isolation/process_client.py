@@ -109,6 +109,7 @@ class ProcessClient(EngineClient):
         self._outputs: list[RequestOutput] = []
         told_once = {"server": os.getpid} if number == 0 else {}
         self.metrics.watch_processes({**told_once, "engine": lambda: self.pid})
+        self.metrics.watch_serving(lambda: self.is_ready)
         self._error: BaseException | None = None
 
     def start(self) -> None:

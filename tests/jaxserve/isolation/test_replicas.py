@@ -267,6 +267,10 @@ def test_an_engine_that_is_given_up_fails_its_requests_and_the_last_one_ends_all
         assert one.client.states == ["ok", "ok"]
         lose(victim)
         assert one.client.states[victim] == "dead" and one.client.states[1 - victim] == "ok"
+        text = generate_latest(one.client.metrics.registry).decode()
+        for engine in (0, 1):
+            serving_now = 'jaxserve:engine_serving{engine="%d",model_name="fake"} %.1f'
+            assert serving_now % (engine, engine != victim) in text
         one.client.add(replace(chosen, request_id=f"dying{victim}"))
         assert engine_of(one, f"dying{victim}") == 1 - victim, (
             "it was chosen before it was given up"
