@@ -584,6 +584,7 @@ class LLM(EngineCalls, Pictures):
             Path(path),
             dtype=settings.dtype,
             model_folder=Path(self._opened.plan.model_path),
+            made_up=self.config.asked.load_format == "dummy",
         )
 
     def _check_ready(self, lora_request: LoRARequest | None) -> None:

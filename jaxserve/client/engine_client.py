@@ -201,6 +201,11 @@ class EngineClient(ABC):
         return self.shared.ledger
 
     @property
+    def states(self) -> list[str]:
+        """What each of several engines does; empty where there is one."""
+        return []
+
+    @property
     def histories(self) -> list[StepHistory]:
         """The last steps of each engine, of which there is one."""
         return [self.history]
@@ -225,7 +230,7 @@ class EngineClient(ABC):
             QueueFullError: too much waits already, by the configured limits.
             EngineDeadError: the engine has ended.
         """
-        request_id, turn = prepared.request_id, prepared.group.queueing
+        request_id = prepared.request_id
         if not self.ledger.is_admitted(request_id):
             self.admit([prepared])
         elif self._processor.is_live(request_id):
@@ -238,9 +243,14 @@ class EngineClient(ABC):
         self._processor.add(prepared)
         if self.recorder is not None:
             self.recorder.added(request_id, prepared.group)
+        self._set_deadlines(request_id, prepared.group, waits=True)
+
+    def _set_deadlines(self, request_id: str, group: AddGroup, *, waits: bool) -> None:
+        """Start the deadlines of a request; `waits`: for its first step."""
+        turn = group.queueing
         if turn.timeout is not None:
             self._deadlines.add(request_id, turn.arrival_time + turn.timeout)
-        if not _compiles(prepared.group):
+        if waits and not _compiles(group):
             self._queued(request_id)
 
     def next_deadline(self) -> float | None:

@@ -25,6 +25,7 @@ from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.grammars.grammar_checks import GrammarChecks
 from jaxserve.grammars.grammar_text import grammar_text
+from jaxserve.memory.page_keys import page_keys, root_key
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.logits_processor import FIELD as PROCESSORS
 from jaxserve.params.logits_processor import HOST_PROCESSORS
@@ -67,12 +68,17 @@ QUICK_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A validated request: the client's part, and the message for the engine."""
+    """A validated request: the client's part, and the message for the engine.
+
+    Attributes:
+        keys: of its prompt's full pages, where one of several engines is chosen by them.
+    """
 
     request_id: str
     prompt: str | None
     params: SamplingParams
     group: AddGroup
+    keys: Sequence[bytes] = ()
 
 
 class InputProcessor:
@@ -250,7 +256,14 @@ class InputProcessor:
             group = self._with_beams(group, beams)
         if pooling is not None or spans:
             group = replace(group, pooling=pooling, spans=spans)
-        return PreparedRequest(request_id, text, params, group)
+        return PreparedRequest(request_id, text, params, group, self._keys(group))
+
+    def _keys(self, group: AddGroup) -> Sequence[bytes]:
+        asked = self._config.asked
+        if asked.data_parallel_size == 1 or not asked.enable_prefix_caching or group.spans:
+            return ()
+        extras = [] if group.cache_salt is None else [group.cache_salt]
+        return page_keys(group.prompt_token_ids, self._config.cache.page_size, root_key(extras))
 
     def _pooling(self, params: PoolingParams) -> PoolingParams:
         if not self._config.asked.enable_embeddings:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -104,7 +104,8 @@ class Ledger:
     fairness), as the scheduler's turns see to it. So a client that has little does not wait for one
     that has much, and neither the prediction nor a full queue refuses it for what others sent.
 
-    Several engines of one model are to a client one engine with the slots of all of them.
+    Several engines of one model are to a client one engine with the slots of all of them. One that
+    is lost has no slots, and its requests wait for none of the others'.
 
     Args:
         config: the resolved configuration.
@@ -156,7 +157,7 @@ class Ledger:
     @property
     def capacity(self) -> int:
         """Sequences that run at once, in all engines."""
-        return max(1, sum(one.capacity for one in self._engines))
+        return max(1, sum(one.capacity for one in self._engines if not one.is_lost))
 
     def work(self, engine: int) -> int:
         """Tokens that an engine has to compute, as far as its requests tell."""
@@ -190,10 +191,22 @@ class Ledger:
         Raises:
             QueueFullError: names the limit that is reached.
         """
-        first = next(iter(works.values()))
-        tokens = sum(work.num_prompt for work in works.values())
+        self.check_call([*works.values()])
+        self.take(works)
+
+    def check_call(self, works: Sequence[RequestWork]) -> None:
+        """Refuse the requests of one call, see `admit`; which engines they are for says nothing.
+
+        Raises:
+            QueueFullError: names the limit that is reached.
+        """
+        first = works[0]
+        tokens = sum(work.num_prompt for work in works)
         rank = self._policy.rank(first.num_prompt, first.priority, first.num_output)
         self._check(first.client, len(works), tokens, rank)
+
+    def take(self, works: Mapping[str, RequestWork]) -> None:
+        """The requests of a call that was checked wait from now on, by request id."""
         for request_id, work in works.items():
             rank = self._policy.rank(work.num_prompt, work.priority, work.num_output)
             since = self._engines[work.engine].num_steps
@@ -224,7 +237,7 @@ class Ledger:
         one = self._admitted.pop(request_id, None)
         if one is None:
             return
-        freed = 0 if one.waits else one.sequences
+        freed = 0 if one.waits or self._engines[one.work.engine].is_lost else one.sequences
         self._count_sequences(one, -one.sequences)
         self._freed += min(freed, self.capacity)  # of a large group few have a slot
         if one.waits:
@@ -232,6 +245,13 @@ class Ledger:
         del self._begun[request_id]
         self._accounts[one.work.client].admitted -= 1
         self._tidy(one.work.client)
+
+    def moved(self, request_id: str, engine: int) -> None:
+        """A request that was admitted is another engine's from now on."""
+        one = self._admitted[request_id]
+        self._count(one, -1)
+        one.work, one.since = one.work._replace(engine=engine), self._engines[engine].num_steps
+        self._count(one, 1)
 
     def sequence_ended(self, request_id: str) -> None:
         """A sequence of a request has ended; its slot is free."""
@@ -272,13 +292,16 @@ class Ledger:
         pace.capacity = max(1, num_running) if is_passed_over else self._slots
 
     def lost(self, engine: int) -> None:
-        """An engine serves nothing, until it is restarted."""
-        self._catch_up()
-        self._engines[engine].capacity = 0
+        """An engine serves nothing until it is restarted; its requests want no others' slots."""
+        pace = self._engines[engine]
+        if not pace.is_lost:
+            self._catch_up()
+            self._recount(engine, is_lost=True)
 
     def restarted(self, engine: int = 0) -> None:
         """Another engine begins: what the slots of the last one did says nothing of its own."""
         now, pace = self._catch_up(), self._engines[engine]
+        self._recount(engine, is_lost=False)
         self._held = self._freed = 0.0
         pace.num_steps, pace.last_step, pace.capacity, pace.behind = 0, now, self._slots, 0.0
         for request_id in self._waiting:
@@ -295,7 +318,12 @@ class Ledger:
         """
         now, capacity = self._catch_up(), self.capacity
         behind = min(
-            2 * one.behind if now - one.last_step < LEAST_S else 0.0 for one in self._engines
+            (
+                2 * one.behind if now - one.last_step < LEAST_S else 0.0
+                for one in self._engines
+                if not one.is_lost
+            ),
+            default=0.0,
         )
         entering = self.num_entering if self._serves_by_arrival else 0
         is_known = self._held >= LEAST_S * capacity
@@ -388,18 +416,39 @@ class Ledger:
         del self._waiting[request_id]
         self._begun[request_id] = self._told
 
+    def _recount(self, engine: int, *, is_lost: bool) -> None:
+        """Count the requests of an engine as those of one that is lost, or is there again."""
+        mine = [one for one in self._admitted.values() if one.work.engine == engine]
+        for one in mine:
+            self._count(one, -1)
+        self._engines[engine].is_lost = is_lost
+        for one in mine:
+            self._count(one, 1)
+
+    def _count(self, one: _Admitted, sign: int) -> None:
+        """Count all that a request has and wants, or no more."""
+        self._count_sequences(one, sign * one.sequences)
+        if one.waits:
+            self._count_waiting(one, sign)
+
     def _count_waiting(self, one: _Admitted, change: int) -> None:
         account = self._accounts[one.work.client]
         account.waiting += change
         account.tokens += change * one.work.num_prompt
         self._tokens += change * one.work.num_prompt
-        self._engines[one.work.engine].work += change * one.work.num_prompt
+        pace = self._engines[one.work.engine]
+        pace.work += change * one.work.num_prompt
+        if pace.is_lost:
+            return
         account.waiting_by_rank[one.rank] += change * one.sequences
         if not account.waiting_by_rank[one.rank]:
             del account.waiting_by_rank[one.rank]
 
     def _count_sequences(self, one: _Admitted, change: int) -> None:
         self._catch_up()
-        self._engines[one.work.engine].work += change * one.work.output_work
+        pace = self._engines[one.work.engine]
+        pace.work += change * one.work.output_work
+        if pace.is_lost:
+            return
         self._accounts[one.work.client].sequences += change
         self._sequences += change

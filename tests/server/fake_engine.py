@@ -141,6 +141,7 @@ class FakeEngine:
         self.error: BaseException | None = None
         self.refusal: str | None = None
         self.silence: str | None = None
+        self.states: list[str] = []
         self.reply = reply
         self.delay = 0.0
         self.replies: list[str] | None = None
