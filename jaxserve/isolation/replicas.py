@@ -218,10 +218,10 @@ class ReplicaClient:
             if self.ledger.is_admitted(one.request_id):
                 raise ValidationError("request_id", one.request_id, "an id that is not in use")
         work = {number: float(self.ledger.work(number)) for number in self._candidates()}
-        asked = {}
+        asked, hidden_size = {}, self.model_config.hidden_size
         for one in prepared:
             engine = self._route(one.group, work)
-            asked[one.request_id] = mine = work_of(one.group, engine)
+            asked[one.request_id] = mine = work_of(one.group, engine, hidden_size)
             work[engine] += mine.num_prompt + mine.sequences * mine.output_work
         with counted(self.metrics.record_refused):
             self.ledger.admit(asked)
