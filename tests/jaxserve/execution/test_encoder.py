@@ -120,7 +120,7 @@ def test_a_closed_one_leaves_nobody_waiting(monkeypatch: Any) -> None:
 
 def test_sizes_of_odd_numbers() -> None:
     assert made(most=6).sizes == [1, 3, 6] and made(most=0).sizes == [1]
-    assert made().device_bytes == 12 + 4 * 4 * (6 + 1) + ACTIVATIONS * 4 * 4 * 6
+    assert made().device_bytes == 12 + 4 * 4 * (6 + 1) + ACTIVATIONS * 4 * 4 * 3
 
 
 class Located(nnx.Module):
