@@ -37,7 +37,8 @@ from jaxserve.observability.step_clock import ClientClock
 from jaxserve.observability.trace_recorder import TraceRecorder
 from jaxserve.outputs import TIMEOUT, RequestOutput
 from jaxserve.request.queueing import Queueing
-from jaxserve.scheduling.ledger import Ledger, RequestWork
+from jaxserve.scheduling.ledger import Ledger
+from jaxserve.scheduling.ledger_accounts import RequestWork
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -219,8 +220,10 @@ class EngineClient(ABC):
         """
         for one in prepared:
             self._check_id(one.request_id)
+        hidden_size = self.model_config.hidden_size
+        works = {one.request_id: work_of(one.group, self.number, hidden_size) for one in prepared}
         with counted(self.metrics.record_refused):
-            self.ledger.admit({one.request_id: work_of(one.group, self.number) for one in prepared})
+            self.ledger.admit(works)
 
     def add(self, prepared: PreparedRequest) -> None:
         """Begin a request; one that was not admitted is admitted first.
@@ -416,12 +419,14 @@ class EngineClient(ABC):
         return stats._replace(times=self._clock.add_to(stats.times))
 
 
-def work_of(group: AddGroup, engine: int) -> RequestWork:
+def work_of(group: AddGroup, engine: int, hidden_size: int) -> RequestWork:
     """What a request asks of the engine with this number, for the ledger."""
+    media = sum(len(one.data) + 4 * hidden_size * one.length for one in group.spans)
     turn = group.queueing
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
     compiles, asked = _compiles(group), group.num_output_asked
-    return RequestWork(turn.client, num_prompt, sequences, turn.priority, compiles, asked, engine)
+    work = turn.client, num_prompt, sequences, turn.priority, compiles, asked, engine
+    return RequestWork(*work, media_bytes=media)
 
 
 def _compiles(group: AddGroup) -> bool:

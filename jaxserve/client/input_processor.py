@@ -18,7 +18,7 @@ from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
 from jaxserve.boundary.prompt_spans import NO_ID, PARTS, PromptSpan, span_of, take_places
 from jaxserve.client.images import KEY as MULTI_MODAL
-from jaxserve.client.images import ImageReader, check_count, placed
+from jaxserve.client.images import ImageReader, check_count, least_places, placed
 from jaxserve.client.media import MediaReader
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -122,7 +122,8 @@ class InputProcessor:
             weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
         asked = config.asked
         media = MediaReader(asked.allowed_media_domains, asked.allowed_local_media_path)
-        self._images = ImageReader(folder, model, media, asked.limit_mm_per_prompt)
+        most = asked.limit_mm_per_prompt, asked.max_encoder_patches
+        self._images = ImageReader(folder, model, media, *most)
 
     @staticmethod
     def is_quick(prompt: Prompt, params: Params) -> bool:
@@ -166,6 +167,23 @@ class InputProcessor:
         if not isinstance(prompt, Mapping) or prompt.get(MULTI_MODAL) is None:
             return None
         return self._images.begin(prompt)
+
+    def check_beside_images(
+        self, prompt: Mapping[str, Any], params: Params, queueing: Queueing | None
+    ) -> None:
+        """Check all of a request that does not depend on its images, before they are fetched.
+
+        Raises:
+            ValidationError: as `prepare`.
+        """
+        rest = {name: value for name, value in prompt.items() if name != MULTI_MODAL}
+        if count := len(self._images.asked(prompt)):
+            facts, (_, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
+            check_count(tokens, facts, count)
+            rest = {
+                "prompt_token_ids": tokens + [facts.token_id] * count * (least_places(facts) - 1)
+            }
+        self.prepare(rest, params, "", queueing)
 
     def warm_up(self) -> None:
         """Begin to start the process that the first constraint needs."""
@@ -251,8 +269,6 @@ class InputProcessor:
             )
         group = self._group(tokens, params, most, queueing, _cache_salt(prompt))
         if beams is not None:
-            if spans:
-                raise ValidationError(spans[0].part, "...", "no beam search over it")
             group = self._with_beams(group, beams)
         if pooling is not None or spans:
             group = replace(group, pooling=pooling, spans=spans)
@@ -473,9 +489,10 @@ class InputProcessor:
         facts, (text, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
         check_count(tokens, facts, len(images))
         # what does not fit is refused before an image is looked at
-        self._check_length(prompt, len(tokens) + len(images) * (facts.places - 1))
+        self._check_length(prompt, len(tokens) + len(images) * (least_places(facts) - 1))
         pixels = [self._images.pixels(one) for one in images]
         made, pairs = placed(tokens, facts, pixels)
+        self._check_length(prompt, len(made))
         _, tokens, spans = self._with_parts({"prompt_token_ids": made}, {"images": pairs})
         return text, tokens, spans
 

@@ -11,11 +11,11 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import QueueFullError
-from jaxserve.scheduling.ledger_accounts import Account, EnginePace
+from jaxserve.scheduling.ledger_accounts import Account, EnginePace, RequestWork
 from jaxserve.scheduling.policies import make_policy
 
 FIRST = -(2**63)  # the priority that goes before all others
@@ -27,35 +27,6 @@ PASSED_OVER = 2
 MEMORY_S, LEAST_S = 3.0, 0.5
 # A client below its share of a full queue is let in, up to so many times the queue's limit.
 OVERFLOW = 2
-# Of a sequence's output, as work that is expected: most end before their `max_tokens`.
-MOST_OUTPUT = 128
-
-
-class RequestWork(NamedTuple):
-    """What a request asks of the engine.
-
-    Attributes:
-        client: the name of its client, see `Queueing.client`.
-        num_prompt: tokens of its prompt.
-        sequences: that continue the prompt.
-        priority: see `Queueing.priority`.
-        compiles: it waits for its grammar first, and is in no queue until then.
-        num_output: see `AddGroup.num_output_asked`.
-        engine: the number of the engine that serves it.
-    """
-
-    client: str
-    num_prompt: int
-    sequences: int = 1
-    priority: int = 0
-    compiles: bool = False
-    num_output: int = 0
-    engine: int = 0
-
-    @property
-    def output_work(self) -> int:
-        """Output tokens that are expected of each sequence."""
-        return min(self.num_output // self.sequences, MOST_OUTPUT)
 
 
 class _Admitted:
@@ -125,6 +96,7 @@ class Ledger:
     ):
         asked, self._slots = config.asked, config.scheduler.max_num_seqs
         self._most = asked.max_num_queued_reqs or math.inf, asked.max_num_queued_tokens or math.inf
+        self._most_bytes = asked.max_media_bytes or math.inf
         self._longest = asked.max_queue_wait or math.inf  # seconds
         self._clock = clock
         self._policy = make_policy(config.asked)  # asked for ranks alone
@@ -138,6 +110,7 @@ class Ledger:
         self._begun: dict[str, float] = {}
         self.num_entering = 0
         self._tokens = 0  # of prompts that wait
+        self._bytes = 0  # of the media of admitted requests
         self._sequences = 0
         self._engines = [EnginePace(self._slots) for _ in range(engines)]
         # of late: for how many seconds slots were held, all of them added, and how many were freed
@@ -203,7 +176,8 @@ class Ledger:
         first = works[0]
         tokens = sum(work.num_prompt for work in works)
         rank = self._policy.rank(first.num_prompt, first.priority, first.num_output)
-        self._check(first.client, len(works), tokens, rank)
+        more = sum(work.media_bytes for work in works)
+        self._check(first.client, len(works), tokens, rank, more)
 
     def take(self, works: Mapping[str, RequestWork]) -> None:
         """The requests of a call that was checked wait from now on, by request id."""
@@ -213,6 +187,7 @@ class Ledger:
             self._admitted[request_id] = one = _Admitted(work, rank, since)
             self._waiting[request_id] = None
             self._accounts[work.client].admitted += 1
+            self._bytes += work.media_bytes
             self._count_sequences(one, one.sequences)
             self._count_waiting(one, 1)
 
@@ -244,6 +219,7 @@ class Ledger:
             self._begin(request_id, one)
         del self._begun[request_id]
         self._accounts[one.work.client].admitted -= 1
+        self._bytes -= one.work.media_bytes
         self._tidy(one.work.client)
 
     def moved(self, request_id: str, engine: int) -> None:
@@ -377,7 +353,9 @@ class Ledger:
             left -= count
         return left
 
-    def _check(self, client: str, requests: int, tokens: int, rank: int) -> None:
+    def _check(
+        self, client: str, requests: int, tokens: int, rank: int, media_bytes: int = 0
+    ) -> None:
         account, (most, most_tokens) = self._accounts.get(client) or Account(), self._most
         here, mine = self.num_entering + self.num_waiting, account.entering + account.waiting
         if not self._has_room(client, here, mine, requests, most):
@@ -387,6 +365,9 @@ class Ledger:
         ):
             text = f"{self._tokens} prompt tokens wait, {most_tokens} may"
             self._refuse("max_num_queued_tokens", text, client, rank)
+        if self._bytes and media_bytes and self._bytes + media_bytes > self._most_bytes:
+            text = f"requests hold {self._bytes} bytes of images, {self._most_bytes} may"
+            self._refuse("max_media_bytes", text, client, rank)
         if self._longest < math.inf:
             wait = self.predicted_wait(client, rank)
             if wait > self._longest:

@@ -1,8 +1,41 @@
-"""What the ledger keeps of each client, and of each engine."""
+"""What the ledger keeps of each request, of each client, and of each engine."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
+
+# Of a sequence's output, as work that is expected: most end before their `max_tokens`.
+MOST_OUTPUT = 128
+
+
+class RequestWork(NamedTuple):
+    """What a request asks of the engine.
+
+    Attributes:
+        client: the name of its client, see `Queueing.client`.
+        num_prompt: tokens of its prompt.
+        sequences: that continue the prompt.
+        priority: see `Queueing.priority`.
+        compiles: it waits for its grammar first, and is in no queue until then.
+        num_output: see `AddGroup.num_output_asked`.
+        engine: the number of the engine that serves it.
+        media_bytes: of its images and the like, and of what the engine makes of them.
+    """
+
+    client: str
+    num_prompt: int
+    sequences: int = 1
+    priority: int = 0
+    compiles: bool = False
+    num_output: int = 0
+    engine: int = 0
+    media_bytes: int = 0
+
+    @property
+    def output_work(self) -> int:
+        """Output tokens that are expected of each sequence."""
+        return min(self.num_output // self.sequences, MOST_OUTPUT)
 
 
 class Account:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import QueueFullError
 from jaxserve.scheduling import ledger as ledger_module
-from jaxserve.scheduling.ledger import MEMORY_S, MOST_OUTPUT, Ledger, RequestWork
+from jaxserve.scheduling.ledger import MEMORY_S, Ledger
+from jaxserve.scheduling.ledger_accounts import MOST_OUTPUT, RequestWork
 from jaxserve.scheduling.policies import FirstComeFirstServed
 from tests.resolved_config import resolved_config
 
@@ -627,3 +628,16 @@ def test_the_work_of_an_engine_is_what_its_requests_still_want() -> None:
     assert ledger.work(1) == MOST_OUTPUT
     ledger.ended("b")
     assert (ledger.work(0), ledger.work(1)) == (0, 0)
+
+
+def test_images_of_requests_that_run_count_too() -> None:
+    bench = Bench(max_media_bytes=100)
+    first = bench.admit(media_bytes=150)
+    assert bench.refused(media_bytes=1) == "max_media_bytes"
+    assert bench.refused(num_prompt=10**6) is None, "text holds nothing of it"
+    bench.step(first)
+    assert bench.refused(media_bytes=1) == "max_media_bytes"
+    bench.ledger.ended(first)
+    bench.admit(media_bytes=60)
+    assert bench.refused(media_bytes=40) is None
+    assert bench.refused(media_bytes=41) == "max_media_bytes"
