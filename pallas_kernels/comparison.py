@@ -83,7 +83,7 @@ def compare_attention(
         rows = len(ends) if operation == "decode" else len(ends) * chunk
         q = jnp.asarray(rng.normal(size=(rows, heads, head_dim)), dtype)
         if operation == "decode":
-            operands = q, pool, table, jnp.asarray(ends, jnp.int32)
+            operands: tuple[Any, ...] = q, pool, table, jnp.asarray(ends, jnp.int32)
             attend: Any = paged_decode_attention
         else:
             starts = jnp.arange(len(ends), dtype=jnp.int32) * chunk
