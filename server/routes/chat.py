@@ -148,15 +148,17 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         return sum(one.count for one in self._counters.values() if one is not None)
 
     def opening(self, index: int) -> dict[str, Any]:
-        prompt_ids = self.requests[0].group.prompt_token_ids
         return {
             "index": index,
             "delta": {"role": ROLE, "content": self._echo},
             "logprobs": None,
             "finish_reason": None,
-            "prompt_token_ids": prompt_ids if self.body.return_token_ids else None,
-            **self._told_prompt(),
         }
+
+    def opening_fields(self) -> dict[str, Any]:
+        prompt_ids = self.requests[0].group.prompt_token_ids
+        told = {"prompt_token_ids": prompt_ids} if self.body.return_token_ids else {}
+        return told | self._told_prompt()
 
     def _told_prompt(self) -> dict[str, str]:
         return {} if self._prompt_text is None else {"prompt_text": self._prompt_text}

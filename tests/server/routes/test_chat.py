@@ -156,6 +156,9 @@ def test_token_ids_and_prompt_logprobs(client: TestClient) -> None:
     assert answer["prompt_token_ids"][:2] == [ord("["), ord("u")]
     assert answer["choices"][0]["token_ids"] == [ord(one) for one in "hello"]
     assert answer["prompt_logprobs"][0] is None and len(answer["prompt_logprobs"]) == 19
+    first, *others = chat(client, return_token_ids=True, stream=True, n=2)
+    assert first["prompt_token_ids"] == answer["prompt_token_ids"]
+    assert not any("prompt_token_ids" in other for other in others)
 
 
 def test_fields_of_other_servers_that_ask_for_nothing(client: TestClient) -> None:
