@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from jaxserve.execution.host_memory import RESERVE_BYTES
+
 PROGRAM = """
 import json, resource
 from pathlib import Path
@@ -42,4 +44,6 @@ def test_a_fifth_of_the_limit_is_left() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["pages"] < seen["slots"], "the limit has bounded the pages"
-    assert seen["peak"] <= 0.8 * seen["limit"], seen
+    # beside the share that is left alone a plan keeps bytes for what it does not count: a part of
+    # them is in use
+    assert seen["limit"] - seen["peak"] >= 0.2 * seen["limit"] + RESERVE_BYTES / 3, seen

@@ -75,9 +75,7 @@ def wait_for_both(server: Server) -> None:
 def test_an_engine_is_killed_under_load_and_nobody_gets_a_wrong_answer() -> None:
     with running_server() as server:
         expected = answers(server)
-    began = time.monotonic()
     with running_server(*TWO) as server:
-        start_s = time.monotonic() - began  # until the first one served
         wait_for_both(server)
         first = engine_pids(server)
         assert len(first) == 2
@@ -111,14 +109,6 @@ def test_an_engine_is_killed_under_load_and_nobody_gets_a_wrong_answer() -> None
         assert answers(server) == expected
         after = by_engine(server, "prompt_tokens_total")
         assert all(after[one] > before[one] for one in ("0", "1")), "it is back"
-        began = time.monotonic()
-        for pid in engine_pids(server):
-            os.kill(pid, signal.SIGKILL)
-        for status in (503, 200):
-            while server.health() != status:
-                assert time.monotonic() < began + start_s + 5, "both were killed"
-                time.sleep(0.02)
-        assert answers(server) == expected
         server.wait_until_idle()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0

@@ -159,7 +159,7 @@ def scaling(port: int, folder: Path) -> dict[str, Any]:
     url, path = f"http://127.0.0.1:{port}", folder / "config.yaml"
     scale = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1000}
     scale |= {"target_queued_tokens": 60, "look_back_period_s": 2, "upscale_delay_s": 0}
-    one = config(autoscaling_config=scale | {"downscale_delay_s": 2})
+    one = config(autoscaling_config=scale | {"downscale_delay_s": 6})
 
     def deploy() -> None:
         args = {"llm_configs": [one]}
@@ -181,19 +181,26 @@ def scaling(port: int, folder: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {"at first": 1, "loaded": [], "updated": []}
     is_over = threading.Event()
 
-    def until_over(seen: list[Any], at_once: int) -> None:
+    def until_over(seen: list[Any], number: int) -> None:
         while not is_over.is_set():
-            seen.extend(load(url, at_once).values())
+            answers: dict[int, Any] = {}
+            ask(url, number, answers)
+            seen.append(answers[number])
 
     def during(name: str, at_once: int, true: Callable[[], bool]) -> None:
         is_over.clear()
-        client = threading.Thread(target=until_over, args=(seen[name], at_once))
-        client.start()
+        clients = [
+            threading.Thread(target=until_over, args=(seen[name], number))
+            for number in range(at_once)
+        ]
+        for client in clients:
+            client.start()
         try:
             wait_until(true, name)
         finally:
             is_over.set()
-            client.join()
+            for client in clients:
+                client.join()
 
     during("loaded", 40, lambda: replicas() == 2)
     wait_until(lambda: replicas() == 1, "one replica again")

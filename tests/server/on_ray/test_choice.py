@@ -62,9 +62,11 @@ def test_a_request_counts_where_it_is_and_replicas_that_have_gone_are_forgotten(
     assert choice.choose("s", ["a", "b"], NO_PROMPT)[0] == first
     choice.ended("r", second)
     choice.ended("s")
-    assert choice.choose("r", ["c"], long) == ["c"]
-    choice.ended("r")
-    assert choice.choose("r", ["a", "b"], long)[0] in ("a", "b")
+    again = Choice[str]()
+    for name, replicas, prompt in (("p", "ab", long), ("q", "b", NO_PROMPT), ("r", "a", NO_PROMPT)):
+        assert again.choose(name, list(replicas), prompt)[0] == replicas[0]
+        again.ended(name)
+    assert again.choose("s", ["a", "b"], long)[0] == "b", "the new a has no prefix"
 
 
 def test_prefixes_are_found_more_often_than_in_turn() -> None:
