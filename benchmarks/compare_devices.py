@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -45,7 +46,7 @@ def price(text: str) -> tuple[str, float]:
         found = float(value)
     except ValueError as error:
         raise ValidationError("--price", text, "KIND=PRICE, a number above 0") from error
-    if not found > 0:
+    if not 0 < found < math.inf:
         raise ValidationError("--price", text, "KIND=PRICE, a number above 0")
     return kind, found
 
@@ -127,6 +128,11 @@ def main(arguments: list[str] | None = None) -> int:
         compare.estimate_device(kind, options.shape, options.dry_run, kernels)
         for kind in options.estimate
     ]
+    measured = {(one["shape"], one["length"]) for one in results if "shape" in one}
+    if len(measured) > 1:
+        shapes = ", ".join(f"{shape} with {length} tokens" for shape, length in sorted(measured))
+        print(f"compare_devices.py: results are of one shape, not of {shapes}", file=sys.stderr)
+        return 1
     report = Report(results, absent, prices, currency, source)
     if not results:
         print("\n".join(notes(report)), file=sys.stderr)

@@ -73,7 +73,7 @@ def forward(
     """
     if kernels is None:
         return forward_with(params, tokens, config, prompt_len=prompt_len)[0]
-    tokens = _checked(tokens)
+    tokens = _checked(tokens, prompt_len)
     _check_kernels(kernels, params)
     length = tokens.shape[-1]
     lengths = _lengths(0 if prompt_len is None else prompt_len, length)
@@ -117,7 +117,7 @@ def forward_with(
     Raises:
         ValidationError: an unknown site, besides what `forward` raises.
     """
-    tokens = _checked(tokens)
+    tokens = _checked(tokens, prompt_len)
     sites = matching(capture, config, "capture", weight_sites(config))
     run = functools.partial(_one_sequence, params, config, sites, prompt_len)
     for _ in range(tokens.ndim - 1):
@@ -151,7 +151,9 @@ def _of_successors(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     return (own - log_normalizer(before))[..., 0]
 
 
-def _checked(tokens: Any) -> jax.Array:
+def _checked(tokens: Any, prompt_len: Any) -> jax.Array:
+    if prompt_len is not None and jnp.ndim(prompt_len):
+        raise ValidationError("prompt_len", f"{prompt_len}", "one number, of all sequences")
     tokens = jnp.asarray(tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim == 0:
         raise ValidationError("tokens", f"{tokens.dtype}{[*tokens.shape]}", "integers [..., T]")
@@ -192,8 +194,11 @@ def _plain_gradient(
 ) -> tuple[Any, None, None]:
     params, tokens, lengths = kept
 
+    def one(params: Params, tokens: jax.Array) -> jax.Array:
+        return _one_sequence(params, config, (), lengths, tokens)[0]
+
     def plain(params: Params) -> jax.Array:
-        return forward_with(params, tokens, config, prompt_len=lengths)[0]
+        return jax.vmap(one, (None, 0))(params, tokens)  # [N, T, V]
 
     (gradient,) = jax.vjp(plain, params)[1](given)
     return gradient, None, None

@@ -25,8 +25,11 @@ def energy_counter(platform: str) -> Joules | None:
 
 
 def _rapl(folder: Path = RAPL) -> Joules | None:
-    files = sorted(folder.glob("intel-rapl:[0-9]/energy_uj"))
+    names = sorted(folder.glob("intel-rapl:[0-9]*/name"))
     try:
+        # beside packages there are their parts, and the whole platform, which counts them again
+        packages = [file for file in names if file.read_text().startswith("package")]
+        files = [file.with_name("energy_uj") for file in packages]
         for file in files:
             file.read_text()
     except OSError:  # the kernel lets root alone read them

@@ -85,21 +85,22 @@ def process_dict_updates(
     """
     if update is None:
         return False
-    before = dict(entries)
+    changed = False
     for place in update.removed:
-        entries.pop(place, None)
+        changed |= entries.pop(place, None) is not None
     for place, *request in update.added:
-        entries.pop(place, None)
+        changed |= entries.pop(place, None) is not None
         state = new_state(*request)
         if state is not None:
-            entries[place] = state
+            entries[place], changed = state, True
     for one, other, direction in update.moved:
         moved, met = entries.pop(one, None), entries.pop(other, None)
+        changed |= moved is not None or met is not None
         if moved is not None:
             entries[other] = moved
         if met is not None and direction is MoveDirectionality.SWAP:
             entries[one] = met
-    return entries != before
+    return changed
 
 
 class AdapterLogitsProcessor(LogitsProcessor):

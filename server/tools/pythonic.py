@@ -112,6 +112,8 @@ def _value(node: ast.expr) -> Any:
         ValueError: it is no literal.
     """
     match node:
+        case ast.Constant(str(text)):  # two surrogates are a character, as in JSON; one is none
+            return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         case ast.Constant(value):
             return value
         case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):

@@ -85,7 +85,12 @@ def test_energy_is_a_sum_of_packages_where_it_may_be_read(tmp_path):
     for package, microjoules in enumerate((1_500_000, 500_000)):
         folder = tmp_path / f"intel-rapl:{package}"
         folder.mkdir()
+        (folder / "name").write_text(f"package-{package}\n")
         (folder / "energy_uj").write_text(f"{microjoules}\n")
+    platform = tmp_path / "intel-rapl:2"
+    platform.mkdir()
+    (platform / "name").write_text("psys\n")
+    (platform / "energy_uj").write_text("9000000\n")
     counter = _rapl(tmp_path)
     assert counter is not None and counter() == 2.0
 

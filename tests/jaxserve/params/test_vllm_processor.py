@@ -49,6 +49,7 @@ def test_states_follow_their_requests() -> None:
     assert update(moved=[(3, 1, ONE_WAY)]) and entries == {2: 10}  # the one at 1 is gone
     assert update(added=[came(2, None)]) and entries == {}
     assert not update(removed=[2])
+    assert update(added=[came(0, 10)]) and update(added=[came(0, 10)]), "another request"
 
 
 def test_a_callable_a_request_changes_its_row_alone() -> None:

@@ -93,6 +93,11 @@ CASES = [
         "[f(a=(1, +2), b={'x', -3}, c=f'y', d={1: ()})]",
         Read("", "", [("f", '{"a": [1, 2], "b": ["x", -3], "c": "y", "d": {"1": []}}')]),
     ),
+    (
+        "pythonic",
+        r"[f(a='\ud83d\ude00', b='\ud800')]",  # a pair of surrogates, and half of one
+        Read("", "", [("f", '{"a": "\N{GRINNING FACE}", "b": "\ufffd"}')]),
+    ),
     ("pythonic", "[f(a=none)]", Read("[f(a=none)]", "", [])),
     ("pythonic", "[f(a=not True)]", Read("[f(a=not True)]", "", [])),
     ("pythonic", "[f(a=f'{x}')]", Read("[f(a=f'{x}')]", "", [])),
