@@ -585,7 +585,7 @@ class LLM(EngineCalls, Pictures):
             Path(path),
             dtype=settings.dtype,
             model_folder=Path(self._opened.plan.model_path),
-            made_up=self.config.asked.load_format == "dummy",
+            made_up=self.config.asked.load_format == "dummy" and not self._requests.weights_version,
         )
 
     def _check_ready(self, lora_request: LoRARequest | None) -> None:

@@ -25,6 +25,7 @@ from jaxserve.boundary.messages import (
     StepOutput,
 )
 from jaxserve.boundary.model_facts import ModelFacts
+from jaxserve.boundary.prompt_spans import IMAGES
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.deadlines import Deadlines
 from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
@@ -253,7 +254,7 @@ class EngineClient(ABC):
         turn = group.queueing
         if turn.timeout is not None:
             self._deadlines.add(request_id, turn.arrival_time + turn.timeout)
-        if waits and not _compiles(group):
+        if waits and not _waits_first(group):
             self._queued(request_id)
 
     def next_deadline(self) -> float | None:
@@ -421,17 +422,19 @@ class EngineClient(ABC):
 
 def work_of(group: AddGroup, engine: int, hidden_size: int) -> RequestWork:
     """What a request asks of the engine with this number, for the ledger."""
-    media = sum(len(one.data) + 4 * hidden_size * one.length for one in group.spans)
+    media = sum(len(one.data) for one in group.spans)
+    media += sum(4 * hidden_size * one.length for one in group.spans if one.part == IMAGES)
     turn = group.queueing
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
-    compiles, asked = _compiles(group), group.num_output_asked
-    work = turn.client, num_prompt, sequences, turn.priority, compiles, asked, engine
+    waits, asked = _waits_first(group), group.num_output_asked
+    work = turn.client, num_prompt, sequences, turn.priority, waits, asked, engine
     return RequestWork(*work, media_bytes=media)
 
 
-def _compiles(group: AddGroup) -> bool:
-    """Whether a group waits for its grammar before it is queued."""
-    return group.grammar is not None or group.thoughts is not None
+def _waits_first(group: AddGroup) -> bool:
+    """Whether a group waits for its grammar or its images before it is queued."""
+    waits = group.grammar is not None or group.thoughts is not None
+    return waits or any(one.part == IMAGES for one in group.spans)
 
 
 def _label(model_name: str) -> str:

@@ -74,7 +74,9 @@ class ImageReader:
         """
         data = prompt[KEY]
         if not isinstance(data, Mapping) or any(
-            value is not None and value != [] for key, value in data.items() if key != IMAGE
+            not (value is None or (isinstance(value, list | tuple) and not value))
+            for key, value in data.items()
+            if key != IMAGE
         ):
             raise ValidationError(KEY, "...", f"a mapping with the key {IMAGE}")
         given = data.get(IMAGE)

@@ -177,6 +177,9 @@ class Encoder:
     ) -> tuple[bytes, Future[np.ndarray]]:
         if tuple(shape[self._axes :]) != self._row:
             raise ValueError(f"an array of the shape {[*shape]}, not of rows of {[*self._row]}")
+        if math.prod(shape[: self._axes]) > self._most:
+            allowed = f"{self._most} of max_encoder_patches"
+            raise ValueError(f"an array of {[*shape]}, which is more than {allowed}")
         digest = hashlib.blake2b(repr(tuple(shape)).encode(), digest_size=DIGEST_BYTES)
         digest.update(data)
         key, array = digest.digest(), np.frombuffer(data, "<f4").reshape(shape)

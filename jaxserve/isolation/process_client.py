@@ -22,6 +22,7 @@ from jaxserve.boundary.messages import (
     FirstSteps,
     StepOutput,
 )
+from jaxserve.boundary.prompt_spans import IMAGES
 from jaxserve.client.engine_client import EngineClient, Shared
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.client.live_request import LiveRequest
@@ -268,6 +269,9 @@ class ProcessClient(EngineClient):
     def _send(self, body: Body) -> None:
         assert self._process is not None
         self._supervisor.silence.asked()
+        if isinstance(body, AddGroup) and any(one.part == IMAGES for one in body.spans):
+            # the encoder runs before any step, and may end the process as a step may
+            self._begun.add(_number(body.sequence_ids[0]))
         self._process.send(body)
 
     def _send_again(self, request_id: str) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels import blocks
 
@@ -36,22 +37,27 @@ def log_normalizer(logits: jax.Array) -> jax.Array:
     that follows the number of rows, so exponentials are cut into integers, whose sum has no order.
     Each loses less than 2^-36 by it, beside a sum of 1 or more; V is below 2^19.
     """
+    assert logits.shape[-1] < 2**19, "sums of more would not fit an int32"
     largest = jnp.max(logits, axis=-1, keepdims=True)
     centre = jnp.where(jnp.isfinite(largest), largest, 0.0)
-    rest, scale = jnp.exp(logits - centre), 1.0  # [..., V], up to 1
-    total = jnp.zeros_like(centre)
-    sums = []
+    rest, limbs = jnp.exp(logits - centre), []  # [..., V], up to 1
     for _ in range(LIMBS):
         rest = rest * LIMB
         whole = jnp.floor(rest)
         rest = rest - whole  # exact: both have the bits of a float32
-        scale /= LIMB
-        limb = jnp.sum(whole.astype(jnp.int32), axis=-1, keepdims=True)
-        sums.append(limb.astype(jnp.float32) * scale)
-    for part in reversed(sums):  # the smallest first
-        total += part
+        limbs.append(whole.astype(jnp.int32))
+    # together: XLA:CPU would compute the exponentials again for each sum
+    zeros = (jnp.int32(0),) * LIMBS
+    sums = lax.reduce(tuple(limbs), zeros, _added, (logits.ndim - 1,))
+    total = jnp.zeros_like(centre)
+    for number, limb in reversed([*enumerate(sums, start=1)]):  # the smallest first
+        total += limb[..., None].astype(jnp.float32) * LIMB**-number
     # of NaN and infinite logits nothing is known
     return jnp.where(largest < jnp.inf, centre + jnp.log(total), largest)
+
+
+def _added(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 @log_normalizer.defjvp

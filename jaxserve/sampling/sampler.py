@@ -75,7 +75,8 @@ def sample_apart(
     """
 
     def one(row: tuple[jax.Array, SamplingRows]) -> jax.Array:
-        return sample(*jax.tree.map(lambda leaf: leaf[None], row), threshold)[0]
+        here, own = jax.tree.map(lambda leaf: leaf[None], row)
+        return sample(here, own, threshold)[0]
 
     return jax.lax.map(one, (logits, rows))
 

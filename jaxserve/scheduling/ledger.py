@@ -366,7 +366,8 @@ class Ledger:
             text = f"{self._tokens} prompt tokens wait, {most_tokens} may"
             self._refuse("max_num_queued_tokens", text, client, rank)
         if self._bytes and media_bytes and self._bytes + media_bytes > self._most_bytes:
-            text = f"requests hold {self._bytes} bytes of images, {self._most_bytes} may"
+            held = f"{self._bytes} bytes of images and embeddings"
+            text = f"requests hold {held}, {self._most_bytes} may"
             self._refuse("max_media_bytes", text, client, rank)
         if self._longest < math.inf:
             wait = self.predicted_wait(client, rank)

@@ -13,6 +13,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.tokenization.message_text import without_images
 from server.answers import COMMON_FIELDS, Answer, Piece
 from server.endpoint import answer
 from server.engine_route import EngineRoute
@@ -58,6 +59,10 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             if not isinstance(given, list):
                 raise ValidationError(field, given, "a list of token ids")
             check_token_ids(given, service.engine.model_config.vocab_size, field)
+            for place, message in enumerate(body.messages):
+                without_images(message.content, f"messages[{place}].content", images)
+            if images:
+                raise ValidationError(field, "token ids", "messages without images beside them")
             return given if cut is None else cut.of(given)
         # Chat templates write the special tokens themselves, so none are added by default.
         special = bool(body.add_special_tokens)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxserve.boundary.messages import AddGroup
-from jaxserve.boundary.prompt_spans import PromptSpan
+from jaxserve.boundary.prompt_spans import IMAGES, PromptSpan
 from jaxserve.execution.encoder import Encoded, Encoder
 from jaxserve.execution.features.feature import NO_OPTIONS, Facts, Host
 from jaxserve.execution.features.prompt_embeds import PromptEmbeds
@@ -26,7 +26,7 @@ class Images(PromptEmbeds):
         encoder: of the engine, once it serves.
     """
 
-    name = "images"
+    name = IMAGES
     setting = "limit_mm_per_prompt"
     encoder: Encoder | None = None
 

@@ -38,9 +38,9 @@ class _Attention(nnx.Module):
         self.proj = Dense(size, size, dtype)
 
     def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, group: jax.Array) -> jax.Array:
-        """x [T, E], angles [T, D / 2]; tokens of one int32[T] group see one another. -> [T, E]."""
+        """x [T, E], angles [T, D / 2]; tokens of one group int32[T, G] see one another: [T, E]."""
         q, k, v = self.qkv(x).reshape(len(x), 3, self.num_heads, -1).transpose(1, 2, 0, 3)
-        visible = group[:, None] == group  # [T, T]
+        visible = (group[:, None] == group).all(-1)  # [T, T]
 
         def of_head(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
@@ -143,14 +143,12 @@ class _Tower(nnx.Module):
         row = merged_row * config.merged + inner // config.merged
         column = merged_column * config.merged + inner % config.merged
         cos, sin = self._angles(row, column)
-        window = image
+        whole = window = image[:, None]
         if config.window is not None:
-            # no image has more patches in a row than a launch has in all
-            across, side = len(patches), config.window
-            window = (image * across + row // side) * across + column // side
+            window = jnp.stack([image, row // config.window, column // config.window], axis=-1)
         x = self.patch_embed(patches)
         for layer, block in enumerate(self.blocks):
-            x = block(x, cos, sin, image if layer in config.whole_layers else window)
+            x = block(x, cos, sin, whole if layer in config.whole_layers else window)
         return self.merger(x)
 
     def _angles(self, row: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -68,6 +68,10 @@ def test_another_engine_may_have_made_the_prompt(client: TestClient, engine: Fak
         response = client.post("/v1/chat/completions", json=body)
         assert response.status_code == 400, value
         assert response.json()["error"]["param"] == f"kv_transfer_params.{name}"
+    picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
+    seen = {"messages": [{"role": "user", "content": picture}], "kv_transfer_params": given}
+    response = client.post("/v1/chat/completions", json=seen)
+    assert response.status_code == 400 and "without images" in response.text
     batch = {"messages": [MESSAGES], "kv_transfer_params": given}
     assert client.post("/v1/chat/completions/batch", json=batch).status_code == 400
 
