@@ -14,7 +14,7 @@ import numpy as np
 from jaxserve.boundary.image_facts import FIELD, ImageFacts, facts_of
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.client.media import MediaReader
-from jaxserve.errors import ValidationError
+from jaxserve.errors import ShutdownError, ValidationError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,7 +25,8 @@ CHANNELS = 3
 MAX_PIXELS = 1 << 25  # of an image before it is made smaller
 MAX_RATIO = 50  # of its longer side to the shorter one, which an image processor may make larger
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-MOST_THREADS = 2  # that fetch and decode: so many images are in memory whole at a time
+MOST_FETCHED = 16  # prompts whose images come at a time: a slow host keeps few others waiting
+MOST_DECODED = 2  # images that are in memory whole at a time
 
 
 class ImageUrl(NamedTuple):
@@ -64,7 +65,8 @@ class ImageReader:
         self._most_patches = most_patches
         self._processor: Any = None
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(MOST_THREADS, "jaxserve-images")
+        self._threads = ThreadPoolExecutor(MOST_FETCHED, "jaxserve-images")
+        self._decoding = threading.Semaphore(MOST_DECODED)
 
     def asked(self, prompt: Mapping[str, Any]) -> list[Any]:
         """The images of a prompt that has the key `multi_modal_data`.
@@ -91,8 +93,15 @@ class ImageReader:
         return images
 
     def begin(self, prompt: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        """The prompt with pixels in the place of its images, made in threads of the reader's."""
-        return self._threads.submit(self._with_pixels, prompt)
+        """The prompt with pixels in the place of its images, made in threads of the reader's.
+
+        Raises:
+            ShutdownError: the reader was closed.
+        """
+        try:
+            return self._threads.submit(self._with_pixels, prompt)
+        except RuntimeError as error:
+            raise ShutdownError("the engine was closed") from error
 
     def _with_pixels(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         return {**prompt, KEY: {IMAGE: [Pixels(self.pixels(one)) for one in self.asked(prompt)]}}
@@ -111,9 +120,13 @@ class ImageReader:
             if self._processor is None:
                 self._processor = image_processor(self._folder)
         if isinstance(given, ImageUrl):
-            image = opened(self._media.read(given.url))
-        else:
-            image = as_image(given)
+            data = self._media.read(given.url)
+            with self._decoding:
+                return self._processed(opened(data), facts)
+        with self._decoding:
+            return self._processed(as_image(given), facts)
+
+    def _processed(self, image: Image, facts: ImageFacts) -> np.ndarray:
         if not facts.free_axes:
             made = self._processor(images=image, return_tensors="np")["pixel_values"]
             return np.asarray(made[0], np.float32)
