@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from server.client_limits import Limits
 from server.on_ray.forwarding import Forwarded, Front, messages_of
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -70,8 +72,11 @@ async def events(request: Request) -> Response:
 APP = Starlette(routes=[Route("/told", told, methods=["POST"]), Route("/{name:path}", events)])
 
 
+LIMITS = Limits(max_body_bytes=100, max_pending_body_bytes=150)
+
+
 def asked(handle: Handle) -> TestClient:
-    return TestClient(Front(handle, 100), raise_server_exceptions=False)
+    return TestClient(Front(handle, LIMITS), raise_server_exceptions=False)
 
 
 def test_a_request_is_answered_as_by_the_application() -> None:
@@ -111,6 +116,37 @@ def test_a_stream_that_is_cut_ends_with_an_error_event(
     last = [line[6:] for line in text.splitlines() if line.startswith("data: ")][-len(end) :]
     assert all(one.startswith(begin) for one, begin in zip(last, end)), text
     assert "has ended" in json.loads(last[0]).get("message", text)
+
+
+def test_bodies_share_a_bound_until_their_answers_begin() -> None:
+    async def main() -> None:
+        may_begin, may_end, begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await may_begin.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            begun.set()
+            await may_end.wait()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        front = Front(Handle(app), LIMITS)
+        transport = httpx.ASGITransport(front)
+        async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+            first = asyncio.create_task(client.post("/told", content="a" * 100))
+            while not front._bodies.pending:
+                await asyncio.sleep(0)
+            refused = await client.post("/told", content="a" * 51)
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            assert "150 bytes" in refused.json()["error"]["message"]
+            may_begin.set()
+            await begun.wait()
+            while front._bodies.pending:
+                await asyncio.sleep(0)
+            second = asyncio.create_task(client.post("/told", content="a" * 100))
+            may_end.set()
+            assert [(await one).status_code for one in (first, second)] == [200, 200]
+
+    asyncio.run(main())
 
 
 def test_full_replicas_and_a_failed_deployment_are_told() -> None:
