@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,7 +16,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from jaxserve.ray import build_openai_app
 from server.client_limits import Limits
+from server.on_ray.app import Replica
+from server.on_ray.config import MAX_IN_FRONT, MAX_ONGOING, MAX_QUEUED
 from server.on_ray.forwarding import Forwarded, Front, messages_of
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -158,6 +162,28 @@ def test_full_replicas_and_a_failed_deployment_are_told() -> None:
     for error, said in ((full, "all replicas are full"), (failed, "could not be deployed")):
         answer = asked(Handle(APP, error)).post("/told", content="x")
         assert answer.status_code == 503 and said in answer.json()["error"]["message"]
+
+
+def test_the_front_has_room_for_all_that_wait_for_replicas() -> None:
+    def front(**options: Any) -> Any:
+        args = {"llm_configs": [{"model_loading_config": {"model_id": "tiny"}}]}
+        return build_openai_app(args | {"ingress_deployment_config": options})._bound_deployment
+
+    bounds = front().max_ongoing_requests, front().max_queued_requests
+    assert bounds == (MAX_IN_FRONT, MAX_QUEUED) and MAX_IN_FRONT >= MAX_ONGOING + MAX_QUEUED
+    assert front(max_ongoing_requests=7).max_ongoing_requests == 7
+
+
+def test_what_waits_in_a_replica_is_told_while_its_engine_is_replaced() -> None:
+    replica = Replica.__new__(Replica)
+    engine: Any = SimpleNamespace(is_ready=False, ledger=SimpleNamespace(num_waiting_tokens=70))
+    replica._app = Starlette()
+    replica._app.state.service, replica._waiting = SimpleNamespace(engine=engine), 0
+    told = []
+    for engine.is_ready in (False, True, False):
+        told.append(asyncio.run(replica.record_autoscaling_stats())["queued_tokens"])
+        engine.ledger.num_waiting_tokens -= 1
+    assert told == [0, 69, 69]
 
 
 def test_a_client_that_leaves_ends_the_request() -> None:
