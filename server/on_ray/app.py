@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.errors import ValidationError
+from server.batch import MAX_RESPONSE_ENTRIES
 from server.cli import build_parser
-from server.commands.edge_flags import allowed_hosts
+from server.commands.edge_flags import allowed_hosts, edge_limits
 from server.commands.log_flags import tracer
 from server.commands.serve import asked_for
-from server.on_ray.config import LLMConfig, read_fields
+from server.on_ray.config import MAX_IN_FRONT, MAX_QUEUED, LLMConfig, read_fields
 from server.on_ray.forwarding import Forwarded, Front, messages_of
 
 if TYPE_CHECKING:
@@ -59,15 +61,16 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     # imported here: a configuration is read without Ray
     from ray import serve
 
-    most, name = config.flags().max_body_bytes, options["name"]
+    limits, name = edge_limits(config.flags()), options["name"]
 
     def make_front() -> Front:
         app_name = serve.get_replica_context().app_name
         handle = serve.get_deployment_handle(name, app_name)
-        return Front(handle.options(method_name="answer", stream=True), most)
+        return Front(handle.options(method_name="answer", stream=True), limits)
 
-    front_options = {"name": "jaxserve", "max_ongoing_requests": options["max_ongoing_requests"]}
-    front_deployment = serve.deployment(serve.ingress(make_front)(), **front_options | dict(front))
+    bounds = {"max_ongoing_requests": MAX_IN_FRONT, "max_queued_requests": MAX_QUEUED}
+    front_options = {"name": "jaxserve"} | bounds | dict(front)
+    front_deployment = serve.deployment(serve.ingress(make_front)(), **front_options)
     replicas = serve.deployment(Replica, **options).bind(words)
     return front_deployment.bind(replicas)
 
@@ -83,6 +86,7 @@ class Replica:
         self._app = make_application(words)
         self._life = contextlib.AsyncExitStack()
         self._begun = False
+        self._waiting = 0  # prompt tokens, when the engine was last there to tell
 
     async def check_health(self) -> None:
         """Called by Ray.
@@ -99,7 +103,9 @@ class Replica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Ray: what `WorkPolicy` is told of this replica."""
         engine: AsyncEngine = self._app.state.service.engine
-        return {"queued_tokens": engine.ledger.num_waiting_tokens if engine.is_ready else 0}
+        if engine.is_ready:  # while it is replaced its requests go on waiting
+            self._waiting = engine.ledger.num_waiting_tokens
+        return {"queued_tokens": self._waiting}
 
     async def answer(self, asked: Forwarded) -> AsyncIterator[Message]:
         """The messages of the application's answer, as they come."""
@@ -111,8 +117,13 @@ class Replica:
         await self._life.aclose()
 
 
-def make_application(words: list[str]) -> Starlette:
-    """The HTTP application of a command line, whose engine begins to load in its own process."""
+def make_application(words: list[str], of_batch: bool = False) -> Starlette:
+    """The HTTP application of a command line, whose engine begins to load in its own process.
+
+    Args:
+        words: the command line.
+        of_batch: its only client is the batch, as with `jaxserve run-batch`: no key is asked for.
+    """
     # imported here: who builds an application need not load what serves it
     from jaxserve.async_engine import AsyncEngine
     from server.app import create_app
@@ -120,10 +131,13 @@ def make_application(words: list[str]) -> Starlette:
     args = build_parser("serve").parse_args(words)
     config, told, isolation = asked_for(args)
     engine = AsyncEngine(config, isolation=isolation if args.isolate_engine else None)
+    if of_batch:
+        limits = replace(told["limits"], max_response_entries=MAX_RESPONSE_ENTRIES)
+        told |= {"api_keys": (), "limits": limits}
     app = create_app(
         engine,
         allowed_origins=args.allowed_origins,
-        allowed_hosts=allowed_hosts(args) if args.allowed_hosts else (),
+        allowed_hosts=allowed_hosts(args) if args.allowed_hosts and not of_batch else (),
         tracer=tracer(args, config.model_names[0]),
         has_page=args.page,
         **told,

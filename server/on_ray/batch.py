@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import EngineDeadError, ValidationError
-from server.batch import Batch, Line, check_same, finished_lines, read_lines, write_whole
-from server.client_limits import Limits
+from server.batch import (
+    Batch,
+    Line,
+    at_a_time,
+    check_same,
+    finished_lines,
+    read_lines,
+    write_whole,
+)
 from server.on_ray.app import make_application
 from server.on_ray.config import LLMConfig
 from server.protocol.responses import dumps
-
-MOST_LINE_BYTES = Limits().max_body_bytes
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def run_batch(
         config: the model; of `deployment_config` only `ray_actor_options` is read.
         input_file, output_file: as of `jaxserve run-batch`; the input is read whole.
         workers: their number.
-        batch_size: lines that a worker is given at a time, some of which wait for a slot.
+        batch_size: lines that a worker is given at a time; two for each slot are in its engine.
 
     Raises:
         ValidationError: a file is not what it should be.
@@ -71,7 +76,7 @@ def run_batch(
         if value < 1:
             raise ValidationError(name, value, "1 or more")
     done = finished_lines(target) if target.exists() else {}
-    rows = list(_rows(source, done))
+    rows = list(_rows(source, config.flags().max_body_bytes, done))
     failures: list[dict[str, Any]] = []
     if not rows:
         return BatchResult(0, len(done), failures)
@@ -119,7 +124,7 @@ class Worker:
         }
 
     async def _load(self, words: list[str]) -> Any:
-        app = make_application(words)
+        app = make_application(words, of_batch=True)
         await app.state.service.engine.wait_ready()
         return app
 
@@ -130,14 +135,14 @@ class Worker:
             if engine.is_dead:
                 raise EngineDeadError(f"the engine has ended: {engine.error}")
 
-        batch = Batch(self._app, len(lines), lambda good: None, check)
-        return await asyncio.gather(*(batch.answer_of(line) for line in lines))
+        batch = Batch(self._app, at_a_time(engine.config), lambda good: None, check)
+        return await batch.answers_of(lines)
 
 
-def _rows(source: Path, done: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Lines without an answer; of one that is too long no bytes."""
+def _rows(source: Path, most: int, done: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Lines without an answer; of one with more than `most` bytes none of them."""
     with source.open("rb") as file:
-        for line in read_lines(file, MOST_LINE_BYTES):
+        for line in read_lines(file, most):
             if line.name in done:
                 check_same(line, done[line.name])
             else:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.errors import shown
+from server.body_reader import BodyReader
+from server.client_limits import Limits
 from server.errors import ApiError, ClientDisconnected
 from server.event_stream import failed_event, until_disconnect
 from server.protocol.anthropic_errors import is_anthropic
@@ -22,9 +24,9 @@ RESPONSES = "/v1/responses"
 MOST_TRIES = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Forwarded:
-    """A request, as the front sends it.
+    """A request, as the front sends it; equal to itself alone.
 
     Attributes:
         scope: what ASGI says of it, plain data alone.
@@ -47,11 +49,11 @@ class Front:
 
     Args:
         replicas: that answer.
-        most_bytes: of a body.
+        limits: on the bytes of bodies, which count until their answers begin.
     """
 
-    def __init__(self, replicas: Replicas, most_bytes: int) -> None:
-        self._replicas, self._most = replicas, most_bytes
+    def __init__(self, replicas: Replicas, limits: Limits) -> None:
+        self._replicas, self._bodies = replicas, BodyReader(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -60,28 +62,26 @@ class Front:
             await self._forward(scope, receive, send)
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = bytearray()
-        try:
-            async for piece in Request(scope, receive).stream():
-                body += piece
-                if len(body) > self._most:
-                    error = ApiError(413, f"the request body is larger than {self._most} bytes")
-                    await error.response(scope["path"])(scope, receive, send)
-                    return
-        except ClientDisconnect:
-            return
         sent = Answering(scope, receive, send)
-        asked = Forwarded(_plain(scope), bytes(body))
-        with contextlib.suppress(ClientDisconnected):
-            await until_disconnect(receive, self._answer(asked, sent))
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                whole = self._bodies.whole(Request(scope, receive))
+                sent.keep(bytes(await held.enter_async_context(whole)), held.aclose)
+            except ApiError as error:
+                await error.response(scope["path"])(scope, receive, send)
+                return
+            except ClientDisconnected:
+                return
+            with contextlib.suppress(ClientDisconnected):
+                await until_disconnect(receive, self._answer(sent))
 
-    async def _answer(self, asked: Forwarded, sent: Answering) -> None:
+    async def _answer(self, sent: Answering) -> None:
         # imported here: the application is built, and tested, without Ray
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
         for _ in range(MOST_TRIES):
-            messages = self._replicas.remote(asked)
+            messages = self._replicas.remote(sent.asked)
             try:
                 async for message in messages:
                     await sent.send(message)
@@ -100,7 +100,13 @@ class Answering:
 
     Args:
         scope, receive, send: the request's.
+
+    Attributes:
+        asked: the request, until its answer begins: no other replica gets it after that.
+        has_begun: whether it has.
     """
+
+    asked: Forwarded
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -108,10 +114,16 @@ class Answering:
         self._is_stream = False
         self._last = b""
 
+    def keep(self, body: bytes, let_go: Callable[[], Awaitable[None]]) -> None:
+        """Keep the request for replicas; `let_go` is called once it is kept no more."""
+        self.asked, self._let_go = Forwarded(_plain(self._scope), body), let_go
+
     async def send(self, message: Message) -> None:
         """Send the next message on."""
         if message["type"] == "http.response.start":
             self.has_begun = True
+            del self.asked
+            await self._let_go()
             kinds = (value for name, value in message["headers"] if name == b"content-type")
             self._is_stream = next(kinds, b"").startswith(b"text/event-stream")
         self._last = message.get("body") or self._last

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from server.on_ray.choice import NO_PROMPT, Choice, prompt_of
+from server.on_ray.choice import NO_PROMPT, Choice, Prompts
 from server.on_ray.forwarding import Forwarded
 
 
@@ -20,6 +20,7 @@ class PrefixRouter(RequestRouter):
         """Called by Ray with `request_router_kwargs`, of which this knows none."""
         super().initialize_state(**kwargs)
         self._choice = Choice[ReplicaID]()
+        self._prompts = Prompts()
 
     async def choose_replicas(
         self,
@@ -33,7 +34,7 @@ class PrefixRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         name = pending_request.metadata.internal_request_id
         asked = next((one for one in pending_request.args if isinstance(one, Forwarded)), None)
-        prompt = NO_PROMPT if asked is None or not asked.body else prompt_of(asked.body)
+        prompt = NO_PROMPT if asked is None else self._prompts.of(asked)
         replicas = {one.replica_id: one for one in candidate_replicas}
 
         def settled(future: Any) -> None:

@@ -6,7 +6,18 @@ import json
 from itertools import count
 from typing import Any
 
-from server.on_ray.choice import MOST_OUTPUT, NO_PROMPT, TOKENS_A_KEY, Choice, Prompt, prompt_of
+import pytest
+
+from server.on_ray.choice import (
+    MOST_OUTPUT,
+    NO_PROMPT,
+    TOKENS_A_KEY,
+    Choice,
+    Prompt,
+    Prompts,
+    prompt_of,
+)
+from server.on_ray.forwarding import Forwarded
 
 
 def body(**fields: Any) -> bytes:
@@ -37,7 +48,44 @@ def test_each_api_has_a_prompt_and_what_is_none_is_nobodys() -> None:
     assert prompt_of(b'{"prompt": "x"}').num_output == MOST_OUTPUT
     for wrong in (b"{", b"[1]", b'{"prompt": "x", "max_tokens": "many"}'):
         assert not prompt_of(wrong).keys
-    assert prompt_of(b"[1]") is NO_PROMPT
+    for none in (b"[1]", b'{"prompt": [NaN]}', b'{"prompt": [1e999]}', b'{"x": NaN}'):
+        assert prompt_of(none) is NO_PROMPT
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        for given, output in ((8, 8), (0, 0), (-5, 0), (10**6, MOST_OUTPUT), (None, MOST_OUTPUT)):
+            assert prompt_of(json.dumps({name: given}).encode()).num_output == output
+
+
+def test_files_count_as_their_digests() -> None:
+    def shown(data: str) -> Prompt:
+        urls = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        source = {"type": "base64", "media_type": "image/png", "data": data}
+        content = [urls, {"type": "image", "source": source}, {"type": "text", "text": "x" * 64}]
+        return prompt_of(body(messages=[{"role": "user", "content": content}]))
+
+    one, other = shown("A" * 4000), shown("B" * 4000)
+    assert one.num_tokens < 150 and one.keys != other.keys and one == shown("A" * 4000)
+    told = "data:image/png;base64," + "A" * 640
+    assert prompt_of(body(prompt=told)).num_tokens > 160, "a text"
+
+
+def test_a_prompt_is_made_once_and_what_cannot_be_made_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = []
+
+    def failing(body: bytes) -> Prompt:
+        made.append(body)
+        if body == b"bad":
+            raise RuntimeError("no such prompt")
+        return Prompt((b"k",), 1, 1)
+
+    monkeypatch.setattr("server.on_ray.choice.prompt_of", failing)
+    prompts, good, bad = Prompts(), Forwarded({}, b"good"), Forwarded({}, b"bad")
+    assert prompts.of(good).keys and prompts.of(good).keys and made == [b"good"]
+    del good
+    assert not prompts._kept
+    assert prompts.of(bad) is prompts.of(Forwarded({}, b"bad")) is NO_PROMPT
+    assert [one.levelname for one in caplog.records] == ["ERROR"]
 
 
 def test_a_prefix_draws_requests_until_others_have_less_to_do() -> None:

@@ -38,7 +38,15 @@ def test_a_configuration_is_a_command_line_of_serve() -> None:
         ({"model_loading_config": {"model": "x"}}, "model_loading_config.model"),
         ({"model_loading_config": {}}, "model_loading_config.model_id"),
         ({"model_loading_config": "x"}, "a mapping of model_id, model_source"),
+        ({"model_loading_config": {"model_id": None}}, "model_loading_config.model_id=None"),
+        ({"model_loading_config": LOADING | {"model_source": 3}}, "model_source=3"),
+        ({"accelerator_type": 3}, "accelerator_type=3"),
+        ({"engine_kwargs": {3: 1}}, r"engine_kwargs.3=\.\.\. .*a name that is text"),
+        ({"engine_kwargs": {"max_num_seqs": "many"}}, r"engine_kwargs.max_num_seqs=\.\.\. "),
         ({"engine_kwargs": {"max_num_seqs": "many"}}, "argument --max-num-seqs"),
+        ({"engine_kwargs": {"max_num_seq": 4}}, "engine_kwargs.max_num_seq="),
+        ({"engine_kwargs": {"help": True}}, "engine_kwargs.help="),
+        ({"engine_kwargs": {"api_key": ["x", "y"]}}, "engine_kwargs.api_key=.*: one value"),
         ({"engine_kwargs": {"max_num_seks": 4}}, "did you mean --max-num-seqs"),
         ({"engine_kwargs": {"port": 1}}, "engine_kwargs.port"),
         ({"engine_kwargs": {"model": "x"}}, "engine_kwargs.model"),
@@ -47,6 +55,14 @@ def test_a_configuration_is_a_command_line_of_serve() -> None:
         ({"engine_kwargs": {"served-model-name": "x"}}, "engine_kwargs.served-model-name"),
         ({"deployment_config": [1]}, "deployment_config"),
         ({"deployment_config": {"placement_group_bundles": [{}, {}]}}, "several processes"),
+        ({"deployment_config": {"placement_group_bundles": 3}}, "placement_group_bundles=3"),
+        ({"deployment_config": {"ray_actor_options": None}}, "ray_actor_options=None"),
+        ({"deployment_config": {"ray_actor_options": {"resources": 1}}}, "resources=1"),
+        (
+            {"deployment_config": {"ray_actor_options": {"runtime_env": {"a": 1}}}}
+            | {"runtime_env": {"b": 1}},
+            "runtime_env=.*in one place",
+        ),
         (scaled(), "autoscaling_config=1"),
         (scaled(target_queued_tokens=0), "target_queued_tokens=0 .*a number of tokens"),
         (scaled(target_queued_tokens=9, policy={}), "target_queued_tokens=9 .*another policy"),
@@ -55,6 +71,16 @@ def test_a_configuration_is_a_command_line_of_serve() -> None:
 def test_what_is_not_known_is_refused_by_its_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         config(**fields)
+
+
+def test_a_wrong_flag_tells_no_secrets() -> None:
+    for wrong in ({"max_num_seqs": "many"}, {"port": 1}, {"apy_key": "sesame"}):
+        with pytest.raises(ValidationError) as told:
+            config(engine_kwargs={"api_key": "sesame"} | wrong)
+        assert "sesame" not in str(told.value)
+    with pytest.raises(ValidationError) as told:
+        config(engine_kwargs={"api_key": ["x", "sesame"]})
+    assert "sesame" not in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +134,9 @@ def test_replicas_are_as_many_as_requests_and_waiting_tokens_want() -> None:
     wanted = {"target_queued_tokens": TARGET_QUEUED_TOKENS}
     assert own["policy"] == {"policy_function": SCALING, "policy_kwargs": wanted}
     assert own["max_replicas"] == 4
+    auto = config(deployment_config={"num_replicas": "auto"}).options()
+    assert auto["autoscaling_config"] == {"policy": own["policy"]}
+    assert "autoscaling_config" not in config(deployment_config={"num_replicas": 2}).options()
     policy = WorkPolicy(target_queued_tokens=100)
 
     def asked(replicas: int, requests: float, tokens: dict[str, float] | None) -> float:

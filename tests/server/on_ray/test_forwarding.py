@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,6 +16,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from jaxserve.ray import build_openai_app
+from server.client_limits import Limits
+from server.on_ray.app import Replica
+from server.on_ray.config import MAX_IN_FRONT, MAX_ONGOING, MAX_QUEUED
 from server.on_ray.forwarding import Forwarded, Front, messages_of
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -70,8 +76,11 @@ async def events(request: Request) -> Response:
 APP = Starlette(routes=[Route("/told", told, methods=["POST"]), Route("/{name:path}", events)])
 
 
+LIMITS = Limits(max_body_bytes=100, max_pending_body_bytes=150)
+
+
 def asked(handle: Handle) -> TestClient:
-    return TestClient(Front(handle, 100), raise_server_exceptions=False)
+    return TestClient(Front(handle, LIMITS), raise_server_exceptions=False)
 
 
 def test_a_request_is_answered_as_by_the_application() -> None:
@@ -113,6 +122,37 @@ def test_a_stream_that_is_cut_ends_with_an_error_event(
     assert "has ended" in json.loads(last[0]).get("message", text)
 
 
+def test_bodies_share_a_bound_until_their_answers_begin() -> None:
+    async def main() -> None:
+        may_begin, may_end, begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await may_begin.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            begun.set()
+            await may_end.wait()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        front = Front(Handle(app), LIMITS)
+        transport = httpx.ASGITransport(front)
+        async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+            first = asyncio.create_task(client.post("/told", content="a" * 100))
+            while not front._bodies.pending:
+                await asyncio.sleep(0)
+            refused = await client.post("/told", content="a" * 51)
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            assert "150 bytes" in refused.json()["error"]["message"]
+            may_begin.set()
+            await begun.wait()
+            while front._bodies.pending:
+                await asyncio.sleep(0)
+            second = asyncio.create_task(client.post("/told", content="a" * 100))
+            may_end.set()
+            assert [(await one).status_code for one in (first, second)] == [200, 200]
+
+    asyncio.run(main())
+
+
 def test_full_replicas_and_a_failed_deployment_are_told() -> None:
     from ray.serve._private.common import DeploymentID
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -122,6 +162,28 @@ def test_full_replicas_and_a_failed_deployment_are_told() -> None:
     for error, said in ((full, "all replicas are full"), (failed, "could not be deployed")):
         answer = asked(Handle(APP, error)).post("/told", content="x")
         assert answer.status_code == 503 and said in answer.json()["error"]["message"]
+
+
+def test_the_front_has_room_for_all_that_wait_for_replicas() -> None:
+    def front(**options: Any) -> Any:
+        args = {"llm_configs": [{"model_loading_config": {"model_id": "tiny"}}]}
+        return build_openai_app(args | {"ingress_deployment_config": options})._bound_deployment
+
+    bounds = front().max_ongoing_requests, front().max_queued_requests
+    assert bounds == (MAX_IN_FRONT, MAX_QUEUED) and MAX_IN_FRONT >= MAX_ONGOING + MAX_QUEUED
+    assert front(max_ongoing_requests=7).max_ongoing_requests == 7
+
+
+def test_what_waits_in_a_replica_is_told_while_its_engine_is_replaced() -> None:
+    replica = Replica.__new__(Replica)
+    engine: Any = SimpleNamespace(is_ready=False, ledger=SimpleNamespace(num_waiting_tokens=70))
+    replica._app = Starlette()
+    replica._app.state.service, replica._waiting = SimpleNamespace(engine=engine), 0
+    told = []
+    for engine.is_ready in (False, True, False):
+        told.append(asyncio.run(replica.record_autoscaling_stats())["queued_tokens"])
+        engine.ledger.num_waiting_tokens -= 1
+    assert told == [0, 69, 69]
 
 
 def test_a_client_that_leaves_ends_the_request() -> None:
