@@ -67,6 +67,8 @@ class ImageReader:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(MOST_FETCHED, "jaxserve-images")
         self._decoding = threading.Semaphore(MOST_DECODED)
+        if model.images is not None:  # imported meanwhile, so that the first image need not wait
+            self._threads.submit(self._load)
 
     def asked(self, prompt: Mapping[str, Any]) -> list[Any]:
         """The images of a prompt that has the key `multi_modal_data`.
@@ -116,15 +118,18 @@ class ImageReader:
         if isinstance(given, Pixels):
             return given.array
         facts = facts_of(self._model)
-        with self._lock:
-            if self._processor is None:
-                self._processor = image_processor(self._folder)
+        self._load()
         if isinstance(given, ImageUrl):
             data = self._media.read(given.url)
             with self._decoding:
                 return self._processed(opened(data), facts)
         with self._decoding:
             return self._processed(as_image(given), facts)
+
+    def _load(self) -> None:
+        with self._lock:
+            if self._processor is None:
+                self._processor = image_processor(self._folder)
 
     def _processed(self, image: Image, facts: ImageFacts) -> np.ndarray:
         if not facts.free_axes:

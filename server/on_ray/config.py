@@ -140,7 +140,7 @@ class LLMConfig:
             ValidationError: a flag is unknown, or its value is not allowed.
         """
         parser = build_parser("serve")
-        self._check_names(_options_of_serve(parser))
+        self._check_names(parser.flags_of("serve") - {"-h", "--help"})
         try:
             return _parsed(parser, self.words())
         except ValueError as error:
@@ -207,14 +207,6 @@ class LLMConfig:
 def _check_text(field: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise ValidationError(field, value, "text that is not empty")
-
-
-def _options_of_serve(parser: argparse.ArgumentParser) -> set[str]:
-    """Flags of `jaxserve serve` with all their letters, but for `--help`."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return set(action.choices["serve"]._option_string_actions) - {"-h", "--help"}
-    raise AssertionError("the parser has commands")
 
 
 def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,12 +114,9 @@ BAD = {
 
 @pytest.mark.parametrize("urls", BAD.values(), ids=BAD)
 def test_bad_images_are_one_clear_refusal(server: Server, urls: list[str]) -> None:
-    begin = time.monotonic()
     answer = chat(server, said("x", *urls))
-    took = time.monotonic() - begin
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) >= {"message", "type", "param"} and len(answer.text) < 600
-    assert took < 5.0
     assert server.health() == 200
 
 
