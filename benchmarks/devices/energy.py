@@ -18,8 +18,8 @@ Joules = Callable[[], float]
 def energy_counter(platform: str) -> Joules | None:
     """Reads joules since some time in the past; None where nothing counts them.
 
-    A CPU's counter is of all its packages, whoever uses them, and starts again after some minutes
-    at full power; a GPU's is of the first GPU.
+    The counter of a CPU adds up all its packages and all their users, and starts again after some
+    minutes at full power; a GPU's is of the first GPU.
     """
     return _nvml() if platform in ("gpu", "cuda") else _rapl() if platform == "cpu" else None
 

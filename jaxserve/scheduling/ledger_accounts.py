@@ -10,7 +10,7 @@ MOST_OUTPUT = 128
 
 
 class RequestWork(NamedTuple):
-    """What a request asks of the engine.
+    """The work that a request brings to its engine.
 
     Attributes:
         client: the name of its client, see `Queueing.client`.

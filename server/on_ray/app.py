@@ -101,7 +101,7 @@ class Replica:
         await serving(self._app.state.service.engine)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Ray: what `WorkPolicy` is told of this replica."""
+        """Ray calls this and hands the result to `WorkPolicy`: prompt tokens that wait here."""
         engine: AsyncEngine = self._app.state.service.engine
         if engine.is_ready:  # while it is replaced its requests go on waiting
             self._waiting = engine.ledger.num_waiting_tokens
