@@ -21,7 +21,7 @@ test: $(VENV)/.test
 # fast compilation, as it does for the rest: interpreted kernels, dry runs and commands.
 OPTIMISED := tests/jaxserve tests/test_smoke.py \
 	tests/pallas_kernels/paged_attention/test_xla.py tests/pallas_kernels/quantized_matmul/test_api.py
-# SHARE=1/8: an eighth of the cases
+# SHARE=1/20: a twentieth of the cases
 SHARE ?= 1/1
 SLOW := $(BIN)/python -m pytest -n auto --dist worksteal -m slow --share $(SHARE)
 

@@ -4,10 +4,10 @@
     python -m benchmarks.simulation_truth --output truth.json
 
 A server of a model with random weights records its load. The model has 79 million parameters, so
-that steps take longer than HTTP does. Each round sends a mixed workload, of which alone the steps
-calibrate the simulator, and then the workloads that are compared: what disturbs the machine
-disturbs all of them. Throughput and medians are to be within 15 % of the median of the live runs,
-p99 within their range or 25 %. Exit status 1 says that one is not.
+that steps take longer than HTTP does. Each round sends the workloads that are compared, and a part
+of a mixed one before each of them, of which alone the steps calibrate the simulator: what slows the
+machine for a while slows both. Throughput and medians are to be within 15 % of the median of the
+live runs, p99 within their range or 25 %. Exit status 1 says that one is not.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from jaxserve.simulation.setting import Setting, find_model, settle
 from jaxserve.simulation.simulator import Simulation
 from jaxserve.simulation.workload import Workload
 
-Test = tuple[str, dict[str, float], list[float]]  # workload, figures, seconds to first tokens
 SLOTS, BUDGET, PAGES, CONTEXT = 16, 256, 2049, 2048
-MIXED = "mixed"
+MIXED, WARM = "mixed", "warm-up"
+PARTS = 3  # a part of the mixed workload has so many times fewer requests than what it precedes
 SHORT = {"input_len": 48, "output_len": 32, "range_ratio": 0.5}
 WORKLOADS = {
     # bursts, so that steps of many rows are seen
     MIXED: Workload(
         request_rate=1.5, burstiness=0.2, input_len=220, output_len=28, range_ratio=0.95, seed=1
     ),
-    "steady": Workload(request_rate=3, burstiness=4.0, seed=2, **SHORT),
-    "bursty": Workload(request_rate=3, burstiness=0.25, seed=3, **SHORT),
+    "steady": Workload(request_rate=2, burstiness=4.0, seed=2, **SHORT),
+    "bursty": Workload(request_rate=2, burstiness=0.25, seed=3, **SHORT),
     "long prompts": Workload(
-        request_rate=0.7, input_len=500, output_len=24, range_ratio=0.4, seed=4
+        request_rate=0.5, input_len=500, output_len=24, range_ratio=0.4, seed=4
     ),
-    "shared prefixes": Workload(request_rate=3, prefix_len=256, num_prefixes=4, seed=5, **SHORT),
-    "priorities": Workload(request_rate=3.5, burstiness=0.25, num_priorities=3, seed=6, **SHORT),
+    "shared prefixes": Workload(request_rate=2, prefix_len=256, num_prefixes=4, seed=5, **SHORT),
+    "priorities": Workload(request_rate=2.5, burstiness=0.25, num_priorities=3, seed=6, **SHORT),
 }
 METRICS = {  # name -> whether it is a p99
     "requests/s": False,
@@ -77,8 +77,17 @@ MEDIAN_SHARE, TAIL_SHARE = 0.15, 0.25
 LEAST_MS = 1.0  # two times that differ by less are the same to a clock that others disturb
 
 
+class Sent(NamedTuple):
+    """One load test: what its client saw."""
+
+    workload: str
+    count: int  # of its requests
+    figures: dict[str, float]
+    ttfts: list[float]  # seconds to the first tokens
+
+
 class Run(NamedTuple):
-    """One live run: when it was sent, and what its client saw."""
+    """A test with its place in the recording."""
 
     workload: str
     begin: float  # by the clock of the trace
@@ -154,21 +163,26 @@ def client_figures(test: serve.LoadTest) -> dict[str, float]:
     }
 
 
-def live_runs(url: str, folder: Path, options: argparse.Namespace) -> list[Test]:
+def live_runs(url: str, folder: Path, options: argparse.Namespace) -> list[Sent]:
     """The load tests of all rounds, in their order."""
-    files = {}
-    for name, workload in WORKLOADS.items():
-        files[name] = folder / f"{name.replace(' ', '-')}.jsonl"
-        write_requests(files[name], requests_of(workload, options.num_prompts))
-    send(url, files[MIXED], min(20, options.num_prompts), 10**6)  # warms up
-    found = []
-    for turn in range(options.rounds):
-        for number, name in enumerate(WORKLOADS):
-            test = send(url, files[name], options.num_prompts, 100 * turn + number)
-            figures = client_figures(test)
-            print(f"round {turn + 1}, {name}: {_line(figures)}", file=sys.stderr, flush=True)
-            found.append((name, figures, [t.ttft for t in test.times]))
-            time.sleep(1)
+    found: list[Sent] = []
+
+    def run(name: str, workload: Workload, count: int) -> None:
+        file = folder / f"{len(found)}.jsonl"
+        write_requests(file, requests_of(workload, count))
+        test = send(url, file, count, len(found))
+        figures = client_figures(test)
+        print(f"{name}: {_line(figures)}", file=sys.stderr, flush=True)
+        found.append(Sent(name, count, figures, [t.ttft for t in test.times]))
+        time.sleep(1)
+
+    mixed = WORKLOADS[MIXED]
+    run(WARM, mixed, 20)
+    for _ in range(options.rounds):
+        for name, workload in WORKLOADS.items():
+            if name != MIXED:
+                run(MIXED, replace(mixed, seed=len(found)), -(-options.num_prompts // PARTS))
+                run(name, workload, options.num_prompts)
     return found
 
 
@@ -177,12 +191,12 @@ def requests_of(workload: Workload, count: int) -> list[TracedRequest]:
     return [*replace(workload, num_prompts=count).requests()]
 
 
-def as_runs(trace: LoadTrace, tests: list[Test], count: int, warm: int) -> list[Run]:
+def as_runs(trace: LoadTrace, tests: list[Sent]) -> list[Run]:
     """The load tests with what the server recorded of them, which follow one another."""
-    runs = []
-    for number, (name, figures, ttfts) in enumerate(tests):
-        first = warm + number * count
+    runs, first = [], 0
+    for name, count, figures, ttfts in tests:
         requests = trace.requests[first : first + count]
+        first += count
         queue = [1e3 * one.queue for one in requests if one.queue is not None]
         figures = figures | {
             "queue p50, ms": percentile(queue, 50),
@@ -282,12 +296,12 @@ def main(arguments: list[str] | None = None) -> int:
                 tests = live_runs(url, folder, options)
             live.write_text(json.dumps({"environment": facts, "load": load, "tests": tests}))
         known = json.loads(live.read_text())
-        tests, load, facts = known["tests"], known["load"], known["environment"]
+        load, facts = known["load"], known["environment"]
+        tests = [Sent(*one) for one in known["tests"]]
         trace = read_trace(file)
         asked = EngineConfig(model=model, **flags("priority"))
         setting = settle(asked, find_model(asked)[0], DEVICES["cpu"])
-    warm = min(20, options.num_prompts)
-    runs = as_runs(trace, tests, options.num_prompts, warm)
+    runs = as_runs(trace, tests)
     part = calibrating(trace, runs, file)
     # the median: a token without whole text is told with the next one, which costs HTTP nothing
     edge = statistics.median(one for run in runs if run.workload == MIXED for one in run.edges)

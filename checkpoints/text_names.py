@@ -11,6 +11,7 @@ _PREFIXES = (
     ("model.vision_tower.", "vision_tower."),
     ("vision_tower.vision_model.", "vision_tower."),
     ("model.multi_modal_projector.", "multi_modal_projector."),
+    ("model.visual.", "visual."),
 )
 
 

@@ -138,6 +138,11 @@ class AsyncEngine:
         return self.client.silence
 
     @property
+    def states(self) -> list[str]:
+        """What each of several engines does: ok, loading, restarting, silent or dead."""
+        return self.client.states
+
+    @property
     def is_dead(self) -> bool:
         """True once the engine has ended for good, by an error or by `shutdown`."""
         return self.client.is_dead

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from jaxserve.boundary.prompt_spans import NO_ID
 from jaxserve.client.blocking_requests import Bar
 from jaxserve.client.call_arguments import list_of_prompts, one_a_prompt
 from jaxserve.client.chat_prompts import Message, chat_prompts
@@ -560,7 +561,7 @@ class LLM(EngineCalls, Pictures):
                 shown = tokens[:-1]
             text = None
             if not self.config.asked.skip_tokenizer_init:
-                text = self.client.tokenizer.decode(shown)
+                text = self.client.tokenizer.decode([one for one in shown if one != NO_ID])
             found.append(BeamSearchSequence(tokens, score, text, one.finish_reason))
         return BeamSearchOutput(found)
 
@@ -584,6 +585,7 @@ class LLM(EngineCalls, Pictures):
             Path(path),
             dtype=settings.dtype,
             model_folder=Path(self._opened.plan.model_path),
+            made_up=self.config.asked.load_format == "dummy" and not self._requests.weights_version,
         )
 
     def _check_ready(self, lora_request: LoRARequest | None) -> None:

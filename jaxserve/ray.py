@@ -1,7 +1,9 @@
-"""Ray Serve runs jaxserve: `import_path: jaxserve.ray:build_openai_app` (the extra `ray`)."""
+"""Ray runs jaxserve: `import_path: jaxserve.ray:build_openai_app`, and batches. Extra: `ray`."""
 
 from __future__ import annotations
 
-from server.ray_app import LLMConfig, ModelLoadingConfig, build_openai_app
+from server.on_ray.app import build_openai_app
+from server.on_ray.batch import BatchResult, run_batch
+from server.on_ray.config import LLMConfig, ModelLoadingConfig
 
-__all__ = ["LLMConfig", "ModelLoadingConfig", "build_openai_app"]
+__all__ = ["BatchResult", "LLMConfig", "ModelLoadingConfig", "build_openai_app", "run_batch"]

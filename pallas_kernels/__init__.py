@@ -6,6 +6,7 @@ for by name.
 """
 
 from pallas_kernels.backends.record import Tuning
+from pallas_kernels.comparison import compare_attention
 from pallas_kernels.coverage import AttentionShape, PageFacts
 from pallas_kernels.devices import Backends, choose_backends, choose_matmul_backend, require_backend
 from pallas_kernels.errors import KernelError
@@ -48,6 +49,7 @@ __all__ = [
     "chip_tuning",
     "choose_backends",
     "choose_matmul_backend",
+    "compare_attention",
     "kept_threshold",
     "paged_decode_and_write",
     "paged_decode_attention",

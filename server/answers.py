@@ -139,6 +139,10 @@ class Answer(ABC, Generic[Body]):
         """A choice of a chunk before the first token of any; None for no such chunk."""
         return None
 
+    def opening_fields(self) -> dict[str, Any]:
+        """More fields of the first such chunk."""
+        return {}
+
     def shown(self, completion: CompletionOutput) -> CompletionOutput:
         """The part of the engine's output that the client gets."""
         return completion
@@ -298,7 +302,8 @@ class Answer(ABC, Generic[Body]):
                         opening = self.opening(index)
                         if opening is not None:
                             told = self._usage_so_far(position, 0, output)
-                            events.append(writer.chunk([opening], usage=told))
+                            more = self.opening_fields() if index == 0 else None
+                            events.append(writer.chunk([opening], usage=told, more=more))
                 cached[position] = output.num_cached_tokens
                 for piece in self._new(position, output):
                     progress = self._progress[piece.index]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pydantic_core import from_json
 from starlette.types import ASGIApp, Message
@@ -20,12 +20,26 @@ from starlette.types import ASGIApp, Message
 from jaxserve.errors import ValidationError
 from server.protocol.responses import dumps
 
+if TYPE_CHECKING:
+    # only a type here: importing it takes long
+    from jaxserve.config.resolved_config import ResolvedConfig
+
 URLS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings"),
     *("/v1/score", "/v1/rerank", "/score", "/rerank", "/v2/rerank"),
 )
 MAX_ID = 512  # characters of a custom_id
 MOST_TRIES = 60  # of a line that may be sent again later
+# Of each slot of the engine, so that the next request is there when one ends.
+REQUESTS_A_SLOT = 2
+# The batch's user is the only client: a response may show what it likes of its prompts.
+MAX_RESPONSE_ENTRIES = 2**20
+
+
+def at_a_time(config: ResolvedConfig) -> int:
+    """Requests that a batch has in an engine: no more than may wait, so that none is refused."""
+    most = config.scheduler.max_num_seqs * REQUESTS_A_SLOT
+    return min(most, config.asked.max_num_queued_reqs or most)
 
 
 class BadLine(Exception):
@@ -218,20 +232,30 @@ class Batch:
     async def _with_room(self, lines: Iterator[Line], done: dict[str, Any]) -> AsyncIterator[Line]:
         for line in lines:
             if line.name in done:
-                _check_same(line, done[line.name])
+                check_same(line, done[line.name])
                 continue
             await self._room.acquire()
             yield line
 
     async def _answer(self, line: Line, output: int) -> None:
         try:
-            answer = await self._answer_of(line)
+            answer = await self.answer_of(line)
             write_whole(output, f"{dumps(answer)}\n".encode())
             self._told(answer["error"] is None)
         finally:
             self._room.release()
 
-    async def _answer_of(self, line: Line) -> dict[str, Any]:
+    async def answers_of(self, lines: Sequence[Line]) -> list[dict[str, Any]]:
+        """The answers to lines, in their order, which are asked as there is room for them."""
+
+        async def answer(line: Line) -> dict[str, Any]:
+            async with self._room:
+                return await self.answer_of(line)
+
+        return await asyncio.gather(*map(answer, lines))
+
+    async def answer_of(self, line: Line) -> dict[str, Any]:
+        """The answer to a line, as the output has it; of one that is refused its `error` is set."""
         answer: dict[str, Any] = {"id": line.name, "custom_id": None, "response": None}
         try:
             asked = parse(line)
@@ -270,7 +294,8 @@ def write_whole(descriptor: int, data: bytes) -> None:
         raise
 
 
-def _check_same(line: Line, custom_id: Any) -> None:
+def check_same(line: Line, custom_id: Any) -> None:
+    """Raises ValidationError: the answer of this name that is there is of another `custom_id`."""
     try:
         asked: str | None = parse(line).custom_id
     except BadLine as bad:

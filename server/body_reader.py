@@ -77,12 +77,23 @@ class BodyReader:
             ClientDisconnected: the client left before its body was complete.
         """
         _check_content_type(request)
-        body = bytearray()
-        try:
-            await self._read_in_time(request, body)
+        async with self.whole(request) as body:
             request.state.arrival_time = time.monotonic()
             request.state.body_bytes = len(body)
             yield await self.made(request, partial(_parsed, bytes(body)))
+
+    @asynccontextmanager
+    async def whole(self, request: Request) -> AsyncIterator[bytearray]:
+        """The body as it is; its bytes count until the end of the block.
+
+        Raises:
+            ApiError: too slow (408), too large (413), too much at a time (503).
+            ClientDisconnected: the client left before its body was complete.
+        """
+        body = bytearray()
+        try:
+            await self._read_in_time(request, body)
+            yield body
         finally:
             self.pending -= len(body)
 

@@ -53,11 +53,21 @@ class Parser(FlexibleArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found, unknown
 
+    def flags(self) -> set[str]:
+        """Its flags, with all their letters."""
+        return {*self._option_string_actions}
+
+    def flags_of(self, command: str) -> set[str]:
+        """Those of a command."""
+        parsers = next(one.choices for one in self._actions if isinstance(one.choices, dict))
+        found: set[str] = parsers[command].flags()
+        return found
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+def build_parser(command: str | None = None) -> Parser:
     """The parser of all subcommands.
 
     Args:

@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -56,8 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    # a test's first case moves with its number, so that tests of one case are shared out too
-    turns = {item: n + i for n, cases in enumerate(tests.values()) for i, item in enumerate(cases)}
+    # a test's first case goes by its name, so that tests of one case are shared out too, and a new
+    # test moves no other
+    turns = {
+        item: zlib.crc32(name.encode()) + i
+        for name, cases in tests.items()
+        for i, item in enumerate(cases)
+    }
     left = [item for item in items if turns[item] % every != first - 1]
     if left:
         config.hook.pytest_deselected(items=left)

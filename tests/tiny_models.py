@@ -49,6 +49,26 @@ _CLIP = {
     "patch_size": 7,
 }
 
+# of Qwen2-VL and Qwen2.5-VL: patches of 4 pixels, squares of 2 x 2, windows of 2 x 2 squares
+_QWEN_TOWER = {
+    "num_heads": 4,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "initializer_range": 0.15,
+}
+_QWEN_TOWERS = {
+    "qwen2_vl": {"depth": 2, "embed_dim": 32, "mlp_ratio": 2, "hidden_size": 64},
+    "qwen2_5_vl": {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "out_hidden_size": 64,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+    },
+}
+
 FAMILIES = (
     "llama",
     "mistral",
@@ -60,6 +80,8 @@ FAMILIES = (
     "gemma3",
     "gemma3_images",
     "llava",
+    "qwen2_vl",
+    "qwen2_5_vl",
     "qwen3_moe",
     "mixtral",
 )
@@ -237,6 +259,8 @@ IMAGE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"vision_feature_select_strategy": "full", "vision_feature_layer": [-1, 0, -2]},
     ),
     "llava_mistral": ("llava", {"model_type": "mistral", "sliding_window": 17}),
+    "qwen2_vl": ("qwen2_vl", _rope("default", mrope_section=[2, 3, 3])),
+    "qwen2_5_vl": ("qwen2_5_vl", _rope("default", mrope_section=[4, 1, 3])),
 }
 
 
@@ -249,6 +273,12 @@ def _llava_config(**given: Any) -> Any:
     return LlavaConfig(
         vision_config=_CLIP, text_config=text, image_token_index=VOCAB_SIZE - 1, **own
     )
+
+
+def _qwen_config(kind: Any, tower: str, text: dict[str, Any]) -> Any:
+    """A config of Qwen2-VL or Qwen2.5-VL."""
+    vision = _QWEN_TOWER | _QWEN_TOWERS[tower]
+    return kind(vision_config=vision, text_config=text, image_token_id=VOCAB_SIZE - 1)
 
 
 def make_hf_model(
@@ -295,8 +325,12 @@ def make_hf_model(
         Olmo2ForCausalLM,
         Phi3Config,
         Phi3ForCausalLM,
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
         Qwen2Config,
         Qwen2ForCausalLM,
+        Qwen2VLConfig,
+        Qwen2VLForConditionalGeneration,
         Qwen3Config,
         Qwen3ForCausalLM,
         Qwen3MoeConfig,
@@ -319,6 +353,14 @@ def make_hf_model(
             Gemma3ForConditionalGeneration,
         ),
         "llava": (_llava_config, LlavaForConditionalGeneration),
+        "qwen2_vl": (
+            lambda **text: _qwen_config(Qwen2VLConfig, family, text),
+            Qwen2VLForConditionalGeneration,
+        ),
+        "qwen2_5_vl": (
+            lambda **text: _qwen_config(Qwen2_5_VLConfig, family, text),
+            Qwen2_5_VLForConditionalGeneration,
+        ),
     }
     config_class, model_class = classes[family]
     if classifies:
@@ -338,6 +380,8 @@ def make_hf_model(
     model.save_pretrained(folder, max_shard_size=max_shard_size, safe_serialization=True)
     if family == "llava":
         save_image_processor(Path(folder), _CLIP["image_size"])
+    elif family in _QWEN_TOWERS:
+        save_patch_processor(Path(folder))
     return Path(folder)
 
 
@@ -346,6 +390,14 @@ def save_image_processor(folder: Path, side: int) -> None:
 
     square = {"height": side, "width": side}
     CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=square).save_pretrained(folder)
+
+
+def save_patch_processor(folder: Path) -> None:
+    """Of images of 4 to 24 squares of 8 x 8 pixels."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    size = {"shortest_edge": 4 * 64, "longest_edge": 24 * 64}
+    Qwen2VLImageProcessorPil(size=size, patch_size=4).save_pretrained(folder)
 
 
 def make_case(folder: str | Path, case: str, **overrides: Any) -> Path:

@@ -1,20 +1,21 @@
-"""Runs the workloads on every platform that is there and puts the results side by side."""
+"""Runs the workloads on every platform that is there, and estimates them for those that are not."""
 
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks.device_run import ROOT
-from benchmarks.devices import workloads
+from benchmarks.devices import engine_estimate, workloads
 from benchmarks.isolated import Worker, WorkerError, importing_from
 from benchmarks.kernel_bench.cases import as_request
-from benchmarks.kernel_bench.report import number, table
+from benchmarks.kernel_bench.report import number
 from benchmarks.kernel_bench.rows import OURS
 from benchmarks.kernel_bench.run import Answering
+from benchmarks.verify.prove.gpu_targets import CompilerMissingError
+from jaxserve.simulation.devices import DEVICES
+from jaxserve.simulation.step_time import BANDWIDTH_SHARE, RATE_SHARE
 
 # platform: the packages of which one must be there, and tokens a page
 PLATFORMS: dict[str, tuple[tuple[str, ...], int]] = {
@@ -22,6 +23,8 @@ PLATFORMS: dict[str, tuple[tuple[str, ...], int]] = {
     "cuda": (("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), 16),
     "tpu": (("libtpu",), 128),
 }
+# devices that may be absent, by the names that commands take: keys of `DEVICES`
+ABSENT = {"h200": "h200", "h100": "h100", "a100": "a100", "v5e": "tpu-v5e", "v6e": "tpu-v6e"}
 DEVICE_LIMIT_S = 120
 ENGINE_LIMIT_S = 300
 KERNEL_LIMIT_S = 120
@@ -55,27 +58,28 @@ def platform_worker(platform: str) -> Worker:
     return Worker([sys.executable, "-m", "benchmarks.devices.worker"], environment)
 
 
-def measure_device(worker: Answering, shape: str, page_size: int, *, dry_run: bool) -> Results:
+def measure_device(
+    worker: Answering, shape: str, page_size: int, *, dry_run: bool, kernels: bool = True
+) -> Results:
     """One device: what it is, and a value for every workload; a failure is told in its entry.
 
     Raises:
         WorkerError: the device is not there.
     """
     device = worker.call({"do": "device", "dry_run": dry_run}, DEVICE_LIMIT_S)
-    entries: list[Results] = []
     batches = workloads.DRY_BATCHES if dry_run else workloads.BATCHES
     length = workloads.DRY_LENGTH if dry_run else workloads.LENGTH
+    engine: list[Results] = []
     for batch in batches:
         request = {"do": "engine", "shape": shape, "batch": batch, "length": length}
         request |= {"overrides": TINY if dry_run else {}, "compile_ahead": 2 if dry_run else None}
-        entry = {"workload": f"engine, {shape}, batch {batch}", "unit": "tok/s", "value": None}
+        request["quick"] = dry_run
         try:
-            answer = worker.call(request, ENGINE_LIMIT_S)
-            entry |= {"value": answer["tok_s"], "remark": f"{answer['gb_s']:.1f} GB/s"}
+            engine.append(worker.call(request, ENGINE_LIMIT_S))
         except WorkerError as error:
-            entry |= {"remark": str(error)}
-        entries.append(entry)
-    for case in workloads.kernel_cases(page_size, dry_run):
+            engine.append({"batch": batch, "tok_s": None, "remark": str(error)})
+    entries: list[Results] = []
+    for case in workloads.kernel_cases(page_size, dry_run) if kernels else ():
         name = f"{case.operation}, {case.label}"
         request = {"do": "kernel", "case": as_request(case), "dry_run": dry_run}
         try:
@@ -90,92 +94,51 @@ def measure_device(worker: Answering, shape: str, page_size: int, *, dry_run: bo
             what = f"{name}, {row['candidate']}" if case.operation == "matmul" else name
             entries.append({"workload": what, "unit": "us", "value": row["us"], "remark": told})
     named = [entry | {"estimated": False} for entry in entries]
-    return {"name": device["device_kind"], **device, "workloads": named}
+    about = {"name": device["device_kind"], "estimated": False, "shape": shape, "length": length}
+    return {**about, **device, "engine": engine, "workloads": named}
 
 
-def estimate_device(kind: str, dry_run: bool) -> Results:
-    """An absent TPU; every value is marked as an estimate. The engine has none."""
+def estimate_device(kind: str, shape: str, dry_run: bool, kernels: bool = True) -> Results:
+    """An absent device; every value is marked as an estimate.
+
+    The engine is the simulator's, by the maker's data sheet. Kernels are those of a TPU, where its
+    compiler is installed.
+    """
+    device = DEVICES[ABSENT[kind]]
+    batches = workloads.DRY_BATCHES if dry_run else workloads.BATCHES
+    length = workloads.DRY_LENGTH if dry_run else workloads.LENGTH
+    engine = [engine_estimate.estimate(ABSENT[kind], shape, b, length) for b in batches]
+    return {
+        "name": f"{device.name} (estimate)",
+        "device_kind": device.name,
+        "platform": device.platform,
+        "estimated": True,
+        "machine": "not here: the simulator's cost model with the maker's data sheet, of which "
+        f"{BANDWIDTH_SHARE:.0%} of the bandwidth and {RATE_SHARE:.0%} of the products are assumed "
+        "to be reached",
+        "shape": shape,
+        "length": length,
+        "engine": engine,
+        "workloads": _kernel_estimates(kind, dry_run) if kernels else [],
+    }
+
+
+def _kernel_estimates(kind: str, dry_run: bool) -> list[Results]:
+    if DEVICES[ABSENT[kind]].platform != "tpu":
+        return []
     from benchmarks.devices.estimates import estimate  # needs no TPU, but the kernels for one
+    from benchmarks.verify.prove.tpu_targets import require_compiler
 
+    missing = ""
+    try:
+        require_compiler()
+    except CompilerMissingError as error:
+        missing = str(error)
     entries = []
     for case in workloads.kernel_cases(PLATFORMS["tpu"][1], dry_run):
-        found = estimate(kind, case)
-        name = f"{case.operation}, {found['label']}"
+        name = f"{case.operation}, {case.label}"
         what = f"{name}, int8" if case.operation == "matmul" else name
+        found = {"us": None, "reason": missing} if missing else estimate(kind, case)
         entry = {"workload": what, "unit": "us", "value": found["us"], "estimated": True}
         entries.append(entry | {"remark": found["reason"]})
-    return {"name": f"TPU {kind} (estimate)", "platform": "tpu", "workloads": entries}
-
-
-def merged(results: list[Results]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: a row a workload, a column a device; estimates have a tilde."""
-    names = [device["name"] for device in results]
-    found: dict[tuple[str, str], dict[int, Results]] = {}
-    for index, device in enumerate(results):
-        for entry in device["workloads"]:
-            found.setdefault((entry["workload"], entry["unit"]), {})[index] = entry
-    rows = []
-    for (workload, unit), by_device in found.items():
-        cells = [workload, unit]
-        for index in range(len(results)):
-            entry = by_device.get(index)
-            value = entry["value"] if entry else None
-            mark = "~" if entry and entry["estimated"] and value is not None else ""
-            cells.append("-" if value is None else f"{mark}{number(value, 4)}")
-        rows.append(cells)
-    return ["workload", "unit", *names], rows
-
-
-def markdown(results: list[Results], absent: dict[str, str]) -> str:
-    """The table, and what is missing in it."""
-    lines = ["# The same workloads on different devices", ""]
-    for device in results:
-        told = [device["name"]]
-        if "ceilings" in device:
-            ceilings = device["ceilings"]
-            told += [
-                f"jax {device['jax']}",
-                f"copy {ceilings['copy_gb_s']:.0f} GB/s",
-                f"dense bf16 {ceilings['matmul_tflop_s']:.3g} TFLOP/s",
-            ]
-        lines.append(f"- {', '.join(told)}")
-    lines += [f"- {platform}: not here ({reason})" for platform, reason in absent.items()]
-    if any(entry["estimated"] for device in results for entry in device["workloads"]):
-        lines += ["", "~: estimated from the compiled executable, not measured."]
-    lines += ["", *table(*merged(results))]
-    missing = [
-        f"- {device['name']}, {entry['workload']}: {entry['remark']}"
-        for device, entry in itertools.chain.from_iterable(
-            ((device, entry) for entry in device["workloads"]) for device in results
-        )
-        if entry["value"] is None
-    ]
-    if missing:
-        lines += ["", "Not measured:", "", *missing]
-    return "\n".join(lines) + "\n"
-
-
-def plot(results: list[Results], folder: Path) -> Path:
-    """devices.png: one panel a workload, one bar a device; bars of estimates are hatched."""
-    from matplotlib.figure import Figure  # costs most of a second, and only a report needs it
-
-    _, rows = merged(results)
-    columns = 3
-    lines = -(-len(rows) // columns)
-    figure = Figure(figsize=(4.5 * columns, 1.6 * lines + 1), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False).ravel()
-    for panel in panels[len(rows) :]:
-        panel.set_axis_off()
-    for panel, (workload, unit, *_) in zip(panels, rows):
-        panel.set_title(f"{workload}, {unit}", fontsize=7)
-        for place, device in enumerate(results):
-            for entry in device["workloads"]:
-                if entry["workload"] == workload and entry["value"] is not None:
-                    hatch = "///" if entry["estimated"] else None
-                    panel.barh(place, entry["value"], color=f"C{place}", hatch=hatch)
-        panel.set_yticks(range(len(results)), [device["name"] for device in results], fontsize=6)
-        panel.tick_params(axis="x", labelsize=6)
-        panel.invert_yaxis()
-    path = folder / "devices.png"
-    figure.savefig(path, dpi=110)
-    return path
+    return entries

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import jax
 
+from benchmarks.devices.energy import energy_counter
+from benchmarks.devices.workloads import engine_settings
 from benchmarks.isolated import serve
 from benchmarks.kernel_bench.bench import make_bench
 from benchmarks.kernel_bench.cases import from_request
 from benchmarks.kernel_bench.worker import measure
 from benchmarks.model_shapes import write_config
 from jaxserve import LLM
-from jaxserve.bench.measure import run_workload
+from jaxserve.bench.device_limits import measure_limits
+from jaxserve.bench.measure import describe, environment, run_workload
 from jaxserve.bench.workloads import fixed
 from jaxserve.models.known_shapes import SHAPES
 
 
 def engine(request: dict[str, Any]) -> dict[str, Any]:
-    """Output tokens a second of one batch of equal requests, random weights; the second run."""
+    """One batch of equal requests, random weights, the second run: tokens, times and work."""
     batch, length, overrides = request["batch"], request["length"], request["overrides"]
     vocab = (SHAPES[request["shape"]] | overrides)["vocab_size"]
     with tempfile.TemporaryDirectory() as name:
@@ -30,18 +35,34 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
             load_format="dummy",
             skip_tokenizer_init=True,
             compile_in_background=False,
-            max_num_seqs=max(2, batch),
-            max_model_len=512,
-            num_pages=max(2, batch) * 40 + 8,
             compile_ahead=request["compile_ahead"],
-            enable_prefix_caching=False,  # a workload is warmed up by one of its lengths
+            **engine_settings(batch),
         )
         try:
             run_workload(llm, fixed(batch, length, length, vocab, seed=0))
+            used = energy_counter(jax.default_backend())
+            before = used() if used else 0.0
             run = run_workload(llm, fixed(batch, length, length, vocab, seed=1))
+            joules = used() - before if used else 0.0
+            dtype = llm.client.config.model.dtype
+            limits = measure_limits(llm.footprint.weight_bytes, quick=request["quick"])
+            lives = llm.client.lives.snapshot()[-batch:]
         finally:
             llm.close()
-    return {"tok_s": run.output_tokens_per_second, "gb_s": run.gigabytes_per_second}
+    first = [one.first_token - one.arrival for one in lives]
+    between = [(one.last_token - one.first_token) / (length - 1) for one in lives]
+    return {
+        "batch": batch,
+        "dtype": dtype,
+        "tok_s": run.output_tokens_per_second,
+        "ttft_ms": 1e3 * median(first),
+        "tpot_ms": 1e3 * median(between),
+        "roofline": 100 * max(limits.shares(run.elapsed_time, run.flops, run.bytes_read)),
+        "limits": limits.text(),
+        # a counter that has begun again tells nothing
+        "joules_per_token": joules / run.num_output_tokens if joules > 0 else None,
+        "remark": "",
+    }
 
 
 def answer(request: dict[str, Any]) -> Any:
@@ -54,6 +75,8 @@ def answer(request: dict[str, Any]) -> Any:
             "device_kind": bench.device_kind,
             "platform": bench.platform,
             "jax": jax.__version__,
+            "machine": f"{describe(environment())}, load average {os.getloadavg()[0]:.1f} of "
+            f"{os.cpu_count()} cores before",
             "backends": bench.backends.reason,
             "ceilings": asdict(bench.measured_ceilings()),
         }

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, PrefillCase
 
 BATCHES = (1, 8, 32)
 LENGTH = 64  # tokens of a prompt and of an output
 DRY_BATCHES = (2,)
 DRY_LENGTH = 4
+
+
+def engine_settings(batch: int) -> dict[str, Any]:
+    """Settings of the engine that serves a batch, measured or estimated."""
+    return {
+        "max_num_seqs": max(2, batch),
+        "max_model_len": 512,
+        "num_pages": max(2, batch) * 40 + 8,
+        "enable_prefix_caching": False,  # a workload is warmed up by one of its lengths
+    }
 
 
 def kernel_cases(page_size: int, dry_run: bool) -> list[Case]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 MAX_CELLS = 8192  # of the map: what a screen can show, and a message hold
 MAX_SLOTS = 1024
+MAX_OWNER = (1 << 14) - 1  # that has room beside the state of a page
 
 
 class SlotView(NamedTuple):
@@ -64,7 +65,8 @@ class EngineView(NamedTuple):
         pages_per_cell: pages that a cell of the map stands for.
         cells: the map, little-endian uint16[ceil(num_pages / pages_per_cell)]: the `PageState` of a
             page in the two lowest bits, above them 1 + the slot of a request that owns it, 0 for
-            none. A cell of several pages shows the one with the highest state.
+            none and MAX_OWNER for all slots from there on. A cell of several pages shows the one
+            with the highest state.
         seconds: that making this view took.
         profile: the folder that the engine's work is recorded into; "": it is not.
         num_host_pages: pages of the host's memory; 0: no page leaves the device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from jaxserve.boundary.model_facts import ModelFacts
 
 FIELD = "multi_modal_data.image"
-CHANNELS = 3
 
 
 class ImageFacts(NamedTuple):
@@ -20,31 +20,39 @@ class ImageFacts(NamedTuple):
 
     Attributes:
         token_id: stands for one image among a prompt's token ids.
-        size: height and width in pixels that its image processor gives every image.
-        patch_pixels: pixels of the square that one place of a prompt stands for.
-        more_places: places of an image beside those of its squares.
+        shape: of an image behind its image processor; 0: an axis whose length is the image's own.
+            Such axes come first, and count cells that take places of a prompt each.
+        places_per_cell: places of a cell; of an image without such axes, which is one cell.
+        row_axes: first axes of an image that count the rows that its encoder is given.
+        patches_per_row: patches of the encoder that are in a row.
+        position_axes: kinds of position that a token has.
     """
 
     token_id: int
-    size: tuple[int, int]
-    patch_pixels: int
-    more_places: int = 0
+    shape: tuple[int, ...]
+    places_per_cell: int
+    row_axes: int = 0
+    patches_per_row: int = 1
+    position_axes: int = 1
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of an image's pixels."""
-        return (CHANNELS, *self.size)
+    def free_axes(self) -> int:
+        """Axes whose length is the image's own."""
+        return self.shape.count(0)
 
     @property
-    def patches(self) -> int:
-        """Squares of an image."""
-        height, width = self.size
-        return height * width // self.patch_pixels
+    def row(self) -> tuple[int, ...]:
+        """Shape of a row."""
+        return self.shape[self.row_axes :]
 
     @property
-    def places(self) -> int:
-        """Places that an image takes in a prompt."""
-        return self.patches + self.more_places
+    def rows_per_cell(self) -> int:
+        """Rows that belong together."""
+        return math.prod(self.shape[self.free_axes : self.row_axes])
+
+    def places(self, shape: tuple[int, ...]) -> int:
+        """Places that an image of such a shape takes in a prompt."""
+        return math.prod(shape[: self.free_axes]) * self.places_per_cell
 
 
 def facts_of(model: ModelFacts) -> ImageFacts:
@@ -55,17 +63,23 @@ def facts_of(model: ModelFacts) -> ImageFacts:
 
 
 def checked_pixels(given: Any, model: ModelFacts) -> np.ndarray:
-    """An image behind the model's image processor, as little-endian float32[3, H, W].
+    """An image behind the model's image processor, as little-endian float32 of `facts.shape`.
 
     Raises:
         ValidationError: another model's image, or numbers that are not finite.
     """
-    wanted = facts_of(model).shape
-    if not isinstance(given, np.ndarray) or given.dtype.kind != "f" or given.shape != wanted:
-        shape = [*getattr(given, "shape", ())]
-        value = f"{getattr(given, 'dtype', type(given).__name__)}{shape}"
-        raise ValidationError(FIELD, value, f"floating pixels of the shape {[*wanted]}")
-    pixels = given.astype("<f4")
+    facts = facts_of(model)
+    shape = getattr(given, "shape", ())
+    is_free = [axis < facts.free_axes for axis in range(len(facts.shape))]
+    fits = len(shape) == len(facts.shape) and all(
+        size > 0 if free else size == wanted
+        for size, wanted, free in zip(shape, facts.shape, is_free)
+    )
+    if not isinstance(given, np.ndarray) or given.dtype.kind != "f" or not fits:
+        value = f"{getattr(given, 'dtype', type(given).__name__)}{[*shape]}"
+        wanted = ", ".join("*" if free else str(one) for one, free in zip(facts.shape, is_free))
+        raise ValidationError(FIELD, value, f"floating pixels of the shape [{wanted}]")
+    pixels = given.astype("<f4", copy=False)
     if not np.isfinite(pixels).all():
         raise ValidationError(FIELD, "pixels", "finite numbers")
     return pixels
@@ -73,4 +87,4 @@ def checked_pixels(given: Any, model: ModelFacts) -> np.ndarray:
 
 def image_places(pixels: np.ndarray, model: ModelFacts) -> int:
     """Places that a checked image takes in a prompt."""
-    return facts_of(model).places
+    return facts_of(model).places(pixels.shape)

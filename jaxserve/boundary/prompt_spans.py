@@ -46,10 +46,11 @@ class Part(NamedTuple):
     places: Callable[[np.ndarray, ModelFacts], int] = lambda array, model: len(array)
 
 
+IMAGES = "images"
 # key of a caller's mapping -> part
 PARTS: dict[str, Part] = {
     "prompt_embeds": Part("enable_prompt_embeds", checked_embeds),
-    "images": Part("limit_mm_per_prompt", checked_pixels, image_places),
+    IMAGES: Part("limit_mm_per_prompt", checked_pixels, image_places),
 }
 
 

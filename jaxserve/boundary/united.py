@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
+from jaxserve.boundary.engine_view import MAX_OWNER, EngineView, QueueView, SlotView
 from jaxserve.boundary.messages import EngineStats
 
 _STATE, _SLOT = 3, 2  # bits of a cell: the mask of its state, and where its slot begins
@@ -59,7 +59,8 @@ def united_view(views: Sequence[EngineView], profile: str = "") -> EngineView:
             waiting, oldest = known.num_waiting + one.num_waiting, max(known.oldest, one.oldest)
             queues[one.rank] = QueueView(one.rank, waiting, oldest)
         own = _coarser(np.frombuffer(view.cells, "<u2"), view.pages_per_cell, per)
-        cells.append(np.where(own >> _SLOT, own + np.uint16(num_slots << _SLOT), own))
+        owners = np.minimum((own >> _SLOT) + np.uint32(num_slots), MAX_OWNER)
+        cells.append(np.where(own >> _SLOT, owners << _SLOT | own & _STATE, own))
         host = np.frombuffer(view.host_cells, "<u2")
         host_cells.append(_coarser(host, view.host_pages_per_cell, host_per))
         num_slots += view.num_slots

@@ -25,6 +25,7 @@ from jaxserve.boundary.messages import (
     StepOutput,
 )
 from jaxserve.boundary.model_facts import ModelFacts
+from jaxserve.boundary.prompt_spans import IMAGES
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.deadlines import Deadlines
 from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
@@ -37,7 +38,8 @@ from jaxserve.observability.step_clock import ClientClock
 from jaxserve.observability.trace_recorder import TraceRecorder
 from jaxserve.outputs import TIMEOUT, RequestOutput
 from jaxserve.request.queueing import Queueing
-from jaxserve.scheduling.ledger import Ledger, RequestWork
+from jaxserve.scheduling.ledger import Ledger
+from jaxserve.scheduling.ledger_accounts import RequestWork
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -201,6 +203,11 @@ class EngineClient(ABC):
         return self.shared.ledger
 
     @property
+    def states(self) -> list[str]:
+        """What each of several engines does; empty where there is one."""
+        return []
+
+    @property
     def histories(self) -> list[StepHistory]:
         """The last steps of each engine, of which there is one."""
         return [self.history]
@@ -214,8 +221,10 @@ class EngineClient(ABC):
         """
         for one in prepared:
             self._check_id(one.request_id)
+        hidden_size = self.model_config.hidden_size
+        works = {one.request_id: work_of(one.group, self.number, hidden_size) for one in prepared}
         with counted(self.metrics.record_refused):
-            self.ledger.admit({one.request_id: work_of(one.group, self.number) for one in prepared})
+            self.ledger.admit(works)
 
     def add(self, prepared: PreparedRequest) -> None:
         """Begin a request; one that was not admitted is admitted first.
@@ -225,7 +234,7 @@ class EngineClient(ABC):
             QueueFullError: too much waits already, by the configured limits.
             EngineDeadError: the engine has ended.
         """
-        request_id, turn = prepared.request_id, prepared.group.queueing
+        request_id = prepared.request_id
         if not self.ledger.is_admitted(request_id):
             self.admit([prepared])
         elif self._processor.is_live(request_id):
@@ -238,9 +247,14 @@ class EngineClient(ABC):
         self._processor.add(prepared)
         if self.recorder is not None:
             self.recorder.added(request_id, prepared.group)
+        self._set_deadlines(request_id, prepared.group, waits=True)
+
+    def _set_deadlines(self, request_id: str, group: AddGroup, *, waits: bool) -> None:
+        """Start the deadlines of a request; `waits`: for its first step."""
+        turn = group.queueing
         if turn.timeout is not None:
             self._deadlines.add(request_id, turn.arrival_time + turn.timeout)
-        if not _compiles(prepared.group):
+        if waits and not _waits_first(group):
             self._queued(request_id)
 
     def next_deadline(self) -> float | None:
@@ -406,17 +420,21 @@ class EngineClient(ABC):
         return stats._replace(times=self._clock.add_to(stats.times))
 
 
-def work_of(group: AddGroup, engine: int) -> RequestWork:
+def work_of(group: AddGroup, engine: int, hidden_size: int) -> RequestWork:
     """What a request asks of the engine with this number, for the ledger."""
+    media = sum(len(one.data) for one in group.spans)
+    media += sum(4 * hidden_size * one.length for one in group.spans if one.part == IMAGES)
     turn = group.queueing
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
-    compiles, asked = _compiles(group), group.num_output_asked
-    return RequestWork(turn.client, num_prompt, sequences, turn.priority, compiles, asked, engine)
+    waits, asked = _waits_first(group), group.num_output_asked
+    work = turn.client, num_prompt, sequences, turn.priority, waits, asked, engine
+    return RequestWork(*work, media_bytes=media)
 
 
-def _compiles(group: AddGroup) -> bool:
-    """Whether a group waits for its grammar before it is queued."""
-    return group.grammar is not None or group.thoughts is not None
+def _waits_first(group: AddGroup) -> bool:
+    """Whether a group waits for its grammar or its images before it is queued."""
+    waits = group.grammar is not None or group.thoughts is not None
+    return waits or any(one.part == IMAGES for one in group.spans)
 
 
 def _label(model_name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,17 +14,19 @@ import numpy as np
 from jaxserve.boundary.image_facts import FIELD, ImageFacts, facts_of
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.client.media import MediaReader
-from jaxserve.errors import ValidationError
+from jaxserve.errors import ShutdownError, ValidationError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 KEY: Final = "multi_modal_data"  # of a prompt's mapping
 IMAGE = "image"
+CHANNELS = 3
 MAX_PIXELS = 1 << 25  # of an image before it is made smaller
 MAX_RATIO = 50  # of its longer side to the shorter one, which an image processor may make larger
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-MOST_THREADS = 2  # that fetch and decode: so many images are in memory whole at a time
+MOST_FETCHED = 16  # prompts whose images come at a time: a slow host keeps few others waiting
+MOST_DECODED = 2  # images that are in memory whole at a time
 
 
 class ImageUrl(NamedTuple):
@@ -38,7 +41,7 @@ def image_data(urls: Sequence[str]) -> dict[str, Any]:
 
 
 class Pixels(NamedTuple):
-    """An image behind the image processor: float32[3, H, W]."""
+    """An image behind the image processor, see `ImageFacts.shape`."""
 
     array: np.ndarray
 
@@ -51,13 +54,21 @@ class ImageReader:
         model: reads the images.
         media: reads what addresses name.
         most: images of a prompt; the setting `limit_mm_per_prompt`.
+        most_patches: of an image whose size is its own, which is made smaller where it has more;
+            the setting `max_encoder_patches`.
     """
 
-    def __init__(self, folder: str, model: ModelFacts, media: MediaReader, most: int):
+    def __init__(
+        self, folder: str, model: ModelFacts, media: MediaReader, most: int, most_patches: int
+    ):
         self._folder, self._model, self._media, self._most = folder, model, media, most
+        self._most_patches = most_patches
         self._processor: Any = None
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(MOST_THREADS, "jaxserve-images")
+        self._threads = ThreadPoolExecutor(MOST_FETCHED, "jaxserve-images")
+        self._decoding = threading.Semaphore(MOST_DECODED)
+        if model.images is not None:  # imported meanwhile, so that the first image need not wait
+            self._threads.submit(self._load)
 
     def asked(self, prompt: Mapping[str, Any]) -> list[Any]:
         """The images of a prompt that has the key `multi_modal_data`.
@@ -67,7 +78,9 @@ class ImageReader:
         """
         data = prompt[KEY]
         if not isinstance(data, Mapping) or any(
-            value is not None and value != [] for key, value in data.items() if key != IMAGE
+            not (value is None or (isinstance(value, list | tuple) and not value))
+            for key, value in data.items()
+            if key != IMAGE
         ):
             raise ValidationError(KEY, "...", f"a mapping with the key {IMAGE}")
         given = data.get(IMAGE)
@@ -82,29 +95,66 @@ class ImageReader:
         return images
 
     def begin(self, prompt: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        """The prompt with pixels in the place of its images, made in threads of the reader's."""
-        return self._threads.submit(self._with_pixels, prompt)
+        """The prompt with pixels in the place of its images, made in threads of the reader's.
+
+        Raises:
+            ShutdownError: the reader was closed.
+        """
+        try:
+            return self._threads.submit(self._with_pixels, prompt)
+        except RuntimeError as error:
+            raise ShutdownError("the engine was closed") from error
 
     def _with_pixels(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         return {**prompt, KEY: {IMAGE: [Pixels(self.pixels(one)) for one in self.asked(prompt)]}}
 
     def pixels(self, given: Any) -> np.ndarray:
-        """float32[3, H, W] of a PIL image, an array uint8[H, W, 3] or [H, W], or an address.
+        """float32 of `ImageFacts.shape`, of a PIL image, an array uint8[H, W, 3] or [H, W], or an
+        address.
 
         Raises:
             ValidationError: it is none of these, or no image of reasonable size.
         """
         if isinstance(given, Pixels):
             return given.array
+        facts = facts_of(self._model)
+        self._load()
+        if isinstance(given, ImageUrl):
+            data = self._media.read(given.url)
+            with self._decoding:
+                return self._processed(opened(data), facts)
+        with self._decoding:
+            return self._processed(as_image(given), facts)
+
+    def _load(self) -> None:
         with self._lock:
             if self._processor is None:
                 self._processor = image_processor(self._folder)
-        if isinstance(given, ImageUrl):
-            image = opened(self._media.read(given.url))
-        else:
-            image = as_image(given)
-        made = self._processor(images=image, return_tensors="np")["pixel_values"]
-        return np.asarray(made[0], np.float32)
+
+    def _processed(self, image: Image, facts: ImageFacts) -> np.ndarray:
+        if not facts.free_axes:
+            made = self._processor(images=image, return_tensors="np")["pixel_values"]
+            return np.asarray(made[0], np.float32)
+        return self._patches(image, facts)
+
+    def _patches(self, image: Image, facts: ImageFacts) -> np.ndarray:
+        """float32[rows / M, columns / M, M * M, 3 * P * P]: patches in squares of M x M."""
+        size, (*_, square, numbers) = self._processor.size, facts.shape
+        most = self._most_patches * (numbers // CHANNELS)
+        bounds = {
+            "shortest_edge": size["shortest_edge"],  # both are numbers of pixels
+            "longest_edge": min(size["longest_edge"], most),
+        }
+        made = self._processor(images=image, size=bounds, return_tensors="np")
+        _, rows, columns = made["image_grid_thw"][0]
+        if rows * columns > self._most_patches:
+            allowed = f"at most {self._most_patches} (max_encoder_patches)"
+            raise ValidationError(FIELD, f"{rows} x {columns} patches", allowed)
+        # an image stands for some frames of a video, which are alike
+        frames = np.asarray(made["pixel_values"], np.float32)
+        frames = frames.reshape(rows * columns, CHANNELS, -1, numbers // CHANNELS)
+        side = math.isqrt(square)
+        return frames[:, :, 0].reshape(rows // side, columns // side, square, numbers)
 
     def close(self) -> None:
         """End the threads."""
@@ -147,7 +197,8 @@ def opened(data: bytes) -> Image:
             if getattr(image, "is_animated", False):
                 raise ValidationError(FIELD, "many frames", "one: no animations")
             image.load()
-            return ImageOps.exif_transpose(image).convert("RGB")
+            ImageOps.exif_transpose(image, in_place=True)
+            return image.convert("RGB")
     except ValidationError:
         raise
     except Image.DecompressionBombError as error:
@@ -207,11 +258,17 @@ def placed(
     pairs: list[tuple[int, np.ndarray]] = []
     for token in tokens:
         if token == facts.token_id:
-            pairs.append((len(made), pixels[len(pairs)]))
-            made += [token] * facts.places
+            image = pixels[len(pairs)]
+            pairs.append((len(made), image))
+            made += [token] * facts.places(image.shape)
         else:
             made.append(token)
     return made, pairs
+
+
+def least_places(facts: ImageFacts) -> int:
+    """Places that any image takes in a prompt, at least."""
+    return facts.places((1,) * len(facts.shape))
 
 
 def check_count(tokens: list[int], facts: ImageFacts, count: int) -> None:

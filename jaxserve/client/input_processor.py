@@ -18,13 +18,14 @@ from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
 from jaxserve.boundary.prompt_spans import NO_ID, PARTS, PromptSpan, span_of, take_places
 from jaxserve.client.images import KEY as MULTI_MODAL
-from jaxserve.client.images import ImageReader, check_count, placed
+from jaxserve.client.images import ImageReader, check_count, least_places, placed
 from jaxserve.client.media import MediaReader
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.grammars.grammar_checks import GrammarChecks
 from jaxserve.grammars.grammar_text import grammar_text
+from jaxserve.memory.page_keys import page_keys, root_key
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.logits_processor import FIELD as PROCESSORS
 from jaxserve.params.logits_processor import HOST_PROCESSORS
@@ -67,12 +68,17 @@ QUICK_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A validated request: the client's part, and the message for the engine."""
+    """A validated request: the client's part, and the message for the engine.
+
+    Attributes:
+        keys: of its prompt's full pages, where one of several engines is chosen by them.
+    """
 
     request_id: str
     prompt: str | None
     params: SamplingParams
     group: AddGroup
+    keys: Sequence[bytes] = ()
 
 
 class InputProcessor:
@@ -116,7 +122,8 @@ class InputProcessor:
             weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
         asked = config.asked
         media = MediaReader(asked.allowed_media_domains, asked.allowed_local_media_path)
-        self._images = ImageReader(folder, model, media, asked.limit_mm_per_prompt)
+        most = asked.limit_mm_per_prompt, asked.max_encoder_patches
+        self._images = ImageReader(folder, model, media, *most)
 
     @staticmethod
     def is_quick(prompt: Prompt, params: Params) -> bool:
@@ -160,6 +167,23 @@ class InputProcessor:
         if not isinstance(prompt, Mapping) or prompt.get(MULTI_MODAL) is None:
             return None
         return self._images.begin(prompt)
+
+    def check_beside_images(
+        self, prompt: Mapping[str, Any], params: Params, queueing: Queueing | None
+    ) -> None:
+        """Check all of a request that does not depend on its images, before they are fetched.
+
+        Raises:
+            ValidationError: as `prepare`.
+        """
+        rest = {name: value for name, value in prompt.items() if name != MULTI_MODAL}
+        if count := len(self._images.asked(prompt)):
+            facts, (_, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
+            check_count(tokens, facts, count)
+            rest = {
+                "prompt_token_ids": tokens + [facts.token_id] * count * (least_places(facts) - 1)
+            }
+        self.prepare(rest, params, "", queueing)
 
     def warm_up(self) -> None:
         """Begin to start the process that the first constraint needs."""
@@ -245,12 +269,17 @@ class InputProcessor:
             )
         group = self._group(tokens, params, most, queueing, _cache_salt(prompt))
         if beams is not None:
-            if spans:
-                raise ValidationError(spans[0].part, "...", "no beam search over it")
             group = self._with_beams(group, beams)
         if pooling is not None or spans:
             group = replace(group, pooling=pooling, spans=spans)
-        return PreparedRequest(request_id, text, params, group)
+        return PreparedRequest(request_id, text, params, group, self._keys(group))
+
+    def _keys(self, group: AddGroup) -> Sequence[bytes]:
+        asked = self._config.asked
+        if asked.data_parallel_size == 1 or not asked.enable_prefix_caching or group.spans:
+            return ()
+        extras = [] if group.cache_salt is None else [group.cache_salt]
+        return page_keys(group.prompt_token_ids, self._config.cache.page_size, root_key(extras))
 
     def _pooling(self, params: PoolingParams) -> PoolingParams:
         if not self._config.asked.enable_embeddings:
@@ -460,9 +489,10 @@ class InputProcessor:
         facts, (text, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
         check_count(tokens, facts, len(images))
         # what does not fit is refused before an image is looked at
-        self._check_length(prompt, len(tokens) + len(images) * (facts.places - 1))
+        self._check_length(prompt, len(tokens) + len(images) * (least_places(facts) - 1))
         pixels = [self._images.pixels(one) for one in images]
         made, pairs = placed(tokens, facts, pixels)
+        self._check_length(prompt, len(made))
         _, tokens, spans = self._with_parts({"prompt_token_ids": made}, {"images": pairs})
         return text, tokens, spans
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxserve.client.engine_client import LocalClient
 from jaxserve.client.input_processor import PreparedRequest
@@ -24,6 +25,7 @@ from jaxserve.execution.features.own_features import made
 from jaxserve.execution.features.probes import (
     LOGITS,
     MOST_CHANGES,
+    WEIGHTS,
     Change,
     Probe,
     Probing,
@@ -32,9 +34,11 @@ from jaxserve.execution.features.probes import (
     part_of,
     probe_feature,
     sites_of,
+    weight_sites,
 )
 from jaxserve.execution.features.processors import Processing, processor_feature
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.plain_forward import attention_weights
 from jaxserve.outputs import RequestOutput
 from jaxserve.params.logits_processor import (
     FIELD,
@@ -113,7 +117,9 @@ class Instruments:
     def _probe(self, capture: Any, interventions: Any) -> Probe:
         if capture is not None and not isinstance(capture, Capture):
             capture = Capture(capture)
-        sites = () if capture is None else matching(capture.sites, self._model, "capture")
+        wanted, weights = self._matching(capture)
+        needed = {f"layers.{_layer_of(name)}.attention.qkv" for name in weights}
+        sites = tuple(site for site in self.sites() if site in needed.union(wanted))
         if not isinstance(interventions, Sequence | None):
             interventions = [interventions]
         changes: list[Change] = []
@@ -124,7 +130,21 @@ class Instruments:
             changes += changes_of(one, self._model)
         if len(changes) > MOST_CHANGES:
             raise ValidationError("interventions", len(changes), f"at most {MOST_CHANGES} changes")
-        return Probe(sites, capture, tuple(changes))
+        return Probe(sites, capture, weights, wanted, tuple(changes))
+
+    def _matching(self, capture: Capture | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The sites that a capture names, and the attention weights."""
+        given = () if capture is None else capture.sites
+        named = [pattern for pattern in given if pattern.endswith(WEIGHTS)]
+        if named and self._client.config.asked.tensor_parallel_size > 1:
+            allowed = "sites of LLM.sites() where tensor_parallel_size is above 1"
+            raise ValidationError("capture", named[0], allowed)
+        every = weight_sites(self._model)
+        others = [pattern for pattern in given if pattern not in named]
+        return (
+            matching(others, self._model, "capture"),
+            matching(named, self._model, "capture", every),
+        )
 
     def _probing(self, sites: frozenset[str], parts: frozenset[str]) -> Probing:
         """The feature with the fewest sites that has these, made if there is none."""
@@ -155,6 +175,8 @@ class Instruments:
                 num_tokens = len(group.prompt_token_ids) + num_output
                 rows = num_output if site == LOGITS else num_tokens
                 total += rows * math.prod(known[site]) * (4 if site == LOGITS else size)
+            pairs = (len(group.prompt_token_ids) + num_output) ** 2
+            total += 4 * len(probe.weights) * self._model.num_heads * pairs
             most = min(probe.capture.max_bytes, probe.capture.max_bytes if most is None else most)
         if most is not None and total > most:
             allowed = f"max_bytes={most} at most: fewer sites, tokens or prompts, or more max_bytes"
@@ -174,12 +196,30 @@ class Instruments:
                 (name,) = one.group.sequence_ids
                 num_output = len(output.outputs[0].token_ids)
                 num_tokens = len(one.group.prompt_token_ids) + num_output
-                output.captured = feature.take(name, num_tokens, num_output)
+                found = feature.take(name, num_tokens, num_output)
+                found |= self._weights(probe, found, len(one.group.prompt_token_ids))
+                kept = {*probe.wanted, *probe.weights}
+                output.captured = {site: x for site, x in found.items() if site in kept}
         names = [name for one in prepared for name in one.group.sequence_ids]
         hosts = [one for one in self._features if isinstance(one, HostProcessing)]
         failed = [e for h in hosts for n in names if (e := h.failures.pop(n, None)) is not None]
         if failed:
             raise failed[0]
+
+    def _weights(self, probe: Probe, found: dict[str, Any], prompt_len: int) -> dict[str, Any]:
+        """Attention weights [tokens, heads, tokens] of a sequence, of its captured projections."""
+        assert probe.capture is not None
+        made: dict[str, Any] = {}
+        for name in probe.weights:
+            layer = _layer_of(name)
+            qkv = found.get(f"layers.{layer}.attention.qkv")
+            if qkv is None:
+                continue
+            model = self._client.engine.runner.weights()
+            weights = attention_weights(model, layer, jnp.asarray(qkv), prompt_len)
+            weights = weights.astype(probe.capture.dtype or weights.dtype)
+            made[name] = weights if probe.capture.device else np.asarray(weights)
+        return made
 
     def _probe_of(self, prepared: PreparedRequest) -> tuple[Probing | None, Probe | None]:
         given = prepared.group.params.extra_args or {}
@@ -268,6 +308,11 @@ class Instruments:
         if inputs.features is not None:
             inputs.features = (*inputs.features, kind.name)
         return feature
+
+
+def _layer_of(site: str) -> int:
+    """The layer of "layers.3.residual"."""
+    return int(site.split(".")[1])
 
 
 def _one_each(field: str, given: Any, count: int) -> list[Any]:

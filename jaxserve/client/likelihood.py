@@ -75,7 +75,10 @@ def parted(given: Any, tokenizer: Tokenizer | None) -> tuple[Prompt, int]:
         raise ValidationError("texts", given, allowed)
     context, continuation = given
     if isinstance(context, str) and isinstance(continuation, str) and tokenizer is not None:
-        ids, first = tokenizer.encode(context + continuation), len(tokenizer.encode(context))
+        # blanks between the two are the continuation's, since tokens begin with them
+        begin = len(context.rstrip()) or len(context)
+        ids = tokenizer.encode(context + continuation)
+        first = len(tokenizer.encode(context[:begin]))
     elif all(isinstance(p, Sequence) and not isinstance(p, str) for p in given):
         ids, first = [*context, *continuation], len(context)
     else:

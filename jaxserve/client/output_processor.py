@@ -99,6 +99,20 @@ class OutputProcessor:
         self._live[prepared.request_id] = live
         self._metrics.record_prompt(len(prepared.group.prompt_token_ids))
 
+    def release(self, request_id: str) -> LiveRequest:
+        """Give a live request away, which goes on with another engine."""
+        live = self._live.pop(request_id)
+        for name in live.sequence_ids:
+            self._by_sequence.pop(name, None)
+        return live
+
+    def adopt(self, live: LiveRequest) -> None:
+        """Expect the tokens that are left of a request that another engine began."""
+        self._live[live.request_id] = live
+        for index, (name, one) in enumerate(zip(live.sequence_ids, live.sequences, strict=True)):
+            if one is None or one.output.finish_reason is None:
+                self._by_sequence[name] = live, index
+
     def process(self, step: StepOutput) -> StepEffects:
         """Process one step's tokens."""
         self._clock.begin_text()

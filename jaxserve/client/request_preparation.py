@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
+from jaxserve.client.images import KEY as MULTI_MODAL
 from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
 from jaxserve.request.queueing import Queueing
 
@@ -37,6 +39,8 @@ class RequestPreparation:
             tried = await asyncio.to_thread(inputs.begin_check, params, client)
             if tried is not None:  # no thread waits for it, and nothing waits behind it
                 await asyncio.wrap_future(tried)
+            if isinstance(prompt, Mapping) and prompt.get(MULTI_MODAL) is not None:
+                await asyncio.to_thread(inputs.check_beside_images, prompt, params, queueing)
             images = inputs.begin_images(prompt)
             if images is not None:
                 prompt = await asyncio.wrap_future(images)

@@ -580,6 +580,13 @@ class EngineConfig:
         "Most prompt tokens that may wait; a request beyond is refused, unless none waits or its "
         "client has less than its share of them. The default of serve is 1M.",
     )
+    max_media_bytes: int | None = server_setting(
+        None,
+        Integer(1),
+        "Most bytes of images and embeddings that requests may hold until they end, with what the "
+        "engine makes of them; a request beyond is refused, unless none holds any. The default of "
+        "serve is 4 GiB.",
+    )
     max_queue_wait: float | None = server_setting(
         None,
         Number(above=0.0, unit="seconds", metavar="SECONDS"),

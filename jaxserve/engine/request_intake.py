@@ -86,6 +86,8 @@ class RequestIntake:
         """
         if self._waiting:
             for asked, begun, aborted in self._waiting.take(BEGIN_WAIT_S if idle else 0.0):
+                if aborted.issuperset(asked.sequence_ids):
+                    continue  # what it waited for may have been cancelled
                 try:
                     self._queue(asked, shared_of(begun))
                 except Exception as error:  # as in `add`

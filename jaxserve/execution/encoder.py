@@ -7,9 +7,11 @@ at most. What it gives is kept by a digest of what it was given.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -21,27 +23,44 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 DIGEST_BYTES = 32
 SAMPLES = 256  # numbers of a parameter that stand for it
-ACTIVATIONS = 8  # arrays as large as the result that a launch has at once, as a bound
+MOST_SIZES = 5  # of launches
+ACTIVATIONS = 4  # arrays as large as its largest that a launch has at once, as a bound
+
+
+class Encoded(NamedTuple):
+    """The rows float32[P, E] of an array, and the digest of the array."""
+
+    digest: bytes
+    rows: np.ndarray
 
 
 class _Item(NamedTuple):
-    """An array that waits for a launch."""
+    """An array that waits for a launch, and the calls that wait for it."""
 
     key: bytes
     array: np.ndarray
     made: Future[np.ndarray]
+    calls: list[Future[list[Encoded]]]
 
 
 class Encoder:
-    """Encodes arrays of one shape, as many in a launch as wait, in batches of few sizes.
+    """Encodes arrays, as many in a launch as wait and have room, in launches of few sizes.
+
+    The first axes of an array count its rows. A launch has a fixed number of rows; the arrays in it
+    lie one behind the other.
 
     Args:
-        module: with its parameters, or with `jax.ShapeDtypeStruct`s to know sizes alone; float32
-            arrays [B, *shape] -> rows [B, P, E].
+        module: with its parameters, or with `jax.ShapeDtypeStruct`s to know sizes alone; called
+            with rows float32[T, *row] and places int32[T, 1 + axes]: which array of the launch a
+            row is of, from 1 (0: of none), and where it is in that. It gives [..., E], of each row
+            as many or of as many rows one; a row's own do not depend on other arrays.
         mesh: its devices; each does the same.
-        shape: of one array.
-        most: arrays of one launch at most.
-        cache_bytes: of host memory that rows are kept in; the least recently asked go first.
+        row: shape of a row.
+        axes: number of the axes of an array that count rows.
+        unit: rows that belong together; arrays have a multiple of it.
+        most: rows of one launch at most.
+        is_alone: whether a launch has one array.
+        cache_bytes: of host memory that results are kept in; the least recently asked go first.
 
     Attributes:
         identity: a digest of some numbers of each parameter: files of pages outlive an engine.
@@ -52,21 +71,25 @@ class Encoder:
         self,
         module: nnx.Module,
         mesh: Mesh,
-        shape: tuple[int, ...],
+        row: tuple[int, ...],
         *,
+        axes: int = 0,
+        unit: int = 1,
         most: int,
+        is_alone: bool = False,
         cache_bytes: int,
     ):
         self._graph, self._state = nnx.split(module)
         self._everywhere = NamedSharding(mesh, PartitionSpec())
-        self._shape, self._most = shape, max(1, most)
+        self._row, self._axes, self._unit = row, axes, unit
+        self._most, self._is_alone = max(unit, most - most % unit), is_alone
         self._cache_bytes, self._held = cache_bytes, 0
         self._rows: OrderedDict[bytes, np.ndarray] = OrderedDict()
-        self._made: dict[bytes, Future[np.ndarray]] = {}  # of arrays that wait or are under way
+        self._items: dict[bytes, _Item] = {}  # that wait or are under way
         self._waiting: deque[_Item] = deque()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._programs: dict[int, Any] = {}  # by arrays of a launch
+        self._programs: dict[int, Any] = {}  # by rows of a launch
         self._thread: threading.Thread | None = None  # while there is something to launch
         self.identity = b""
         self.num_launches = self.num_encoded = 0
@@ -75,15 +98,17 @@ class Encoder:
     def device_bytes(self) -> int:
         """Bytes on each device: of the parameters, and of what a launch is given and makes."""
         weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._state))
-        given = jax.ShapeDtypeStruct((self._most, *self._shape), np.float32)
-        made = jax.eval_shape(self._run, self._state, given)
-        return weights + 4 * (given.size + ACTIVATIONS * made.size)
+        rows, places = self._given(self._most)
+        traced = jax.make_jaxpr(self._run)(self._state, rows, places)
+        return (
+            weights + 4 * (rows.size + places.size) + ACTIVATIONS * max(_made_bytes(traced.jaxpr))
+        )
 
     @property
     def sizes(self) -> list[int]:
-        """Arrays of the launches that are compiled: powers of two, and the most."""
-        powers = (1 << power for power in range(self._most.bit_length()))
-        return sorted({*powers, self._most})
+        """Rows of the launches that are compiled: the most, and halves of it."""
+        halves = (self._most >> power for power in range(MOST_SIZES))
+        return sorted({max(1, -(-half // self._unit)) * self._unit for half in halves})
 
     def warm_up(self) -> None:
         """Compile a program for each size of launches."""
@@ -93,32 +118,32 @@ class Encoder:
             digest.update(np.asarray(flat[:: max(1, flat.size // SAMPLES)]).tobytes())
         self.identity = digest.digest()
         for size in self.sizes:
-            shape = (size, *self._shape)
-            given = jax.ShapeDtypeStruct(shape, np.float32, sharding=self._everywhere)
-            self._programs[size] = jax.jit(self._run).lower(self._state, given).compile()
+            given = self._given(size)
+            self._programs[size] = jax.jit(self._run).lower(self._state, *given).compile()
 
-    def encode(self, given: Sequence[tuple[tuple[int, ...], bytes]]) -> Future[list[np.ndarray]]:
-        """Rows float32[P, E] of each array, which comes as its shape and little-endian float32.
+    def encode(self, given: Sequence[tuple[tuple[int, ...], bytes]]) -> Future[list[Encoded]]:
+        """Rows of each array, which comes as its shape and little-endian float32.
 
-        Arrays that are known, or wait already, are not encoded again.
+        Arrays that are known, or wait already, are not encoded again. An array that only cancelled
+        futures wait for is dropped.
         """
-        every = [self._submit(shape, data) for shape, data in given]
-        done: Future[list[np.ndarray]] = Future()
+        done: Future[list[Encoded]] = Future()
+        every = [self._submit(shape, data, done) for shape, data in given]
         left = [len(every)]
         counting = threading.Lock()
 
-        def count(one: Future[np.ndarray]) -> None:
+        def count(_: Future[np.ndarray]) -> None:
             with counting:
                 left[0] -= 1
                 is_last = not left[0]
-            if not is_last:
+            if not is_last or not done.set_running_or_notify_cancel():
                 return
             try:
-                done.set_result([future.result() for future in every])
+                done.set_result([Encoded(key, future.result()) for key, future in every])
             except Exception as error:  # of any of them: the request ends with it
                 done.set_exception(error)
 
-        for future in every:
+        for _, future in every:
             future.add_done_callback(count)
         return done
 
@@ -134,44 +159,74 @@ class Encoder:
             item.made.cancel()
         self._programs, self._state, self._rows = {}, None, OrderedDict()
 
-    def _run(self, state: Any, arrays: jax.Array) -> jax.Array:
-        """Traced: arrays [B, *shape] -> float32 rows [B, P, E]."""
-        rows: jax.Array = nnx.merge(self._graph, state)(arrays)
-        return rows.astype(jnp.float32)
+    def _given(self, size: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Rows and places of a launch."""
+        shapes = ((size, *self._row), np.float32), ((size, 1 + self._axes), np.int32)
+        rows, places = (
+            jax.ShapeDtypeStruct(shape, kind, sharding=self._everywhere) for shape, kind in shapes
+        )
+        return rows, places
 
-    def _submit(self, shape: tuple[int, ...], data: bytes) -> Future[np.ndarray]:
+    def _run(self, state: Any, rows: jax.Array, places: jax.Array) -> jax.Array:
+        """Traced: rows [T, *row], places int32[T, 1 + axes] -> float32 [.., E]."""
+        made: jax.Array = nnx.merge(self._graph, state)(rows, places)
+        return made.astype(jnp.float32).reshape(-1, made.shape[-1])
+
+    def _submit(
+        self, shape: tuple[int, ...], data: bytes, call: Future[list[Encoded]]
+    ) -> tuple[bytes, Future[np.ndarray]]:
+        if tuple(shape[self._axes :]) != self._row:
+            raise ValueError(f"an array of the shape {[*shape]}, not of rows of {[*self._row]}")
+        if math.prod(shape[: self._axes]) > self._most:
+            allowed = f"{self._most} of max_encoder_patches"
+            raise ValueError(f"an array of {[*shape]}, which is more than {allowed}")
         digest = hashlib.blake2b(repr(tuple(shape)).encode(), digest_size=DIGEST_BYTES)
         digest.update(data)
         key, array = digest.digest(), np.frombuffer(data, "<f4").reshape(shape)
+        made: Future[np.ndarray] = Future()
         with self._lock:
-            if key in self._made:
-                return self._made[key]
-            made: Future[np.ndarray] = Future()
+            if (item := self._items.get(key)) is not None:
+                item.calls.append(call)
+                return key, item.made
             if self._is_closed:
                 made.cancel()
-                return made
+                return key, made
             if key in self._rows:
                 self._rows.move_to_end(key)
                 made.set_result(self._rows[key])
-                return made
-            self._made[key] = made
-            self._waiting.append(_Item(key, array, made))
+                return key, made
+            self._items[key] = item = _Item(key, array, made, [call])
+            self._waiting.append(item)
             if self._thread is None:
                 # it ends with the work: one that waited would keep the parameters alive
                 self._thread = threading.Thread(
                     target=self._work, name="jaxserve-encoder", daemon=True
                 )
                 self._thread.start()
-            return made
+            return key, made
+
+    def _count(self, array: np.ndarray) -> int:
+        """Rows of an array."""
+        return math.prod(array.shape[: self._axes])
 
     def _next(self) -> list[_Item]:
         """The arrays of the next launch; none ends the thread."""
+        items: list[_Item] = []
         with self._lock:
-            count = min(self._most, len(self._waiting))
-            items = [self._waiting.popleft() for _ in range(count)]
+            room = self._most
+            while self._waiting and not (items and self._is_alone):
+                item = self._waiting[0]
+                if all(call.cancelled() for call in item.calls):
+                    del self._items[self._waiting.popleft().key]
+                    item.made.cancel()
+                    continue
+                room -= self._count(item.array)
+                if items and room < 0:
+                    break
+                items.append(self._waiting.popleft())
             if not items:
                 self._thread = None
-            return items
+        return items
 
     def _work(self) -> None:
         while items := self._next():
@@ -183,7 +238,7 @@ class Encoder:
                 error = caught
             with self._lock:
                 for place, item in enumerate(items):
-                    del self._made[item.key]
+                    del self._items[item.key]
                     if error is None:
                         self._keep(item.key, rows[place])
             for place, item in enumerate(items):
@@ -193,14 +248,23 @@ class Encoder:
                     item.made.set_exception(error)
 
     def _launch(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        size = next(one for one in self.sizes if one >= len(arrays))
-        batch = np.zeros((size, *self._shape), np.float32)
-        batch[: len(arrays)] = arrays
-        rows = self._programs[size](self._state, jax.device_put(batch, self._everywhere))
+        counts = [self._count(array) for array in arrays]
+        size = next(one for one in self.sizes if one >= sum(counts))
+        rows = np.zeros((size, *self._row), np.float32)
+        places = np.zeros((size, 1 + self._axes), np.int32)
+        begin = 0
+        for number, (array, count) in enumerate(zip(arrays, counts, strict=True), start=1):
+            here = slice(begin, begin + count)
+            rows[here] = array.reshape(count, *self._row)
+            places[here, 0] = number
+            places[here, 1:] = np.indices(array.shape[: self._axes]).reshape(self._axes, count).T
+            begin += count
+        given = jax.device_put((rows, places), self._everywhere)
+        made = np.asarray(self._programs[size](self._state, *given))
         self.num_launches += 1
         self.num_encoded += len(arrays)
-        found = np.asarray(rows)
-        return [found[place].copy() for place in range(len(arrays))]
+        ends = np.cumsum([0, *counts]) * len(made) // size
+        return [made[first:last].copy() for first, last in itertools.pairwise(ends)]
 
     def _keep(self, key: bytes, rows: np.ndarray) -> None:
         if rows.nbytes > self._cache_bytes:
@@ -210,3 +274,15 @@ class Encoder:
         while self._held > self._cache_bytes:
             _, oldest = self._rows.popitem(last=False)
             self._held -= oldest.nbytes
+
+
+def _made_bytes(jaxpr: Any) -> Iterator[int]:
+    """Bytes of each array that a traced program makes, those of its inner programs too."""
+    for step in jaxpr.eqns:
+        for made in step.outvars:
+            yield math.prod(made.aval.shape) * made.aval.dtype.itemsize
+        for inner in jax.tree.leaves(
+            [*step.params.values()], is_leaf=lambda x: hasattr(x, "jaxpr")
+        ):
+            if hasattr(inner, "jaxpr"):
+                yield from _made_bytes(inner.jaxpr)

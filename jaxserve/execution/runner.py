@@ -526,15 +526,16 @@ class Runner:
         """Free the parameters on the devices; only shapes and shardings are left there.
 
         Args:
-            keep: whether host memory keeps them; else, and where they lie in mapped files, they
-                are read again.
+            keep: whether host memory keeps them, or they stay mapped where they lie in files; else
+                they are read again.
         """
         self._tell("put_away_weights", keep)
         taken = self._leaves
         # weights that came without a folder are in no file
         in_files = self._mapped and self._load != self.weights
-        kept = keep and not in_files
-        self._kept_weights = [np.array(leaf) for leaf in taken] if kept else None
+        if keep and in_files:
+            return  # no memory is theirs alone, and another store may be in the folder by then
+        self._kept_weights = [np.array(leaf) for leaf in taken] if keep else None
         shapes: Any = [
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in taken
         ]
@@ -546,6 +547,8 @@ class Runner:
         """Have the parameters that were put away on the devices again."""
         self._tell("take_back_weights")
         kept, self._kept_weights = self._kept_weights, None
+        if isinstance(self._leaves[0], jax.Array):
+            return  # they stayed
         if kept is None:
             assert self._load is not None
             self.set_weights(self._load(), self._load)

@@ -22,8 +22,10 @@ from jaxserve.boundary.messages import (
     FirstSteps,
     StepOutput,
 )
+from jaxserve.boundary.prompt_spans import IMAGES
 from jaxserve.client.engine_client import EngineClient, Shared
 from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.client.live_request import LiveRequest
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.named_object import importable_name
 from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
@@ -108,6 +110,7 @@ class ProcessClient(EngineClient):
         self._outputs: list[RequestOutput] = []
         told_once = {"server": os.getpid} if number == 0 else {}
         self.metrics.watch_processes({**told_once, "engine": lambda: self.pid})
+        self.metrics.watch_serving(lambda: self.is_ready)
         self._error: BaseException | None = None
 
     def start(self) -> None:
@@ -208,12 +211,37 @@ class ProcessClient(EngineClient):
             raise self.death()
         return found
 
-    def give_up(self) -> None:
-        """Have every request fail, once nothing will be served any more."""
+    def give_up(self, *, for_good: bool) -> list[LiveRequest]:
+        """End what is left, once nothing will be served here any more.
+
+        Args:
+            for_good: no other engine serves either: every request fails.
+
+        Returns:
+            requests that go on with another engine, see `take_over`: those that were not in the
+            last steps of an engine that died. The others fail, since one of them may be why.
+        """
+        going = []
         for request_id in self._processor.live_requests():
-            self._fail(request_id, self.death())
+            is_suspected = self._suspects.is_suspected(request_id)
+            if for_good or is_suspected or self._number_of(request_id) in self._begun:
+                self._fail(request_id, self.death())
+                continue
+            self._deadlines.discard(request_id)
+            self._queue_deadlines.discard(request_id)
+            going.append(self._processor.release(request_id))
         stats = self.stats()._replace(num_running=0, num_waiting=0, page_usage=0.0)
         self.metrics.record_stats(stats)
+        return going
+
+    def take_over(self, live: LiveRequest) -> None:
+        """Go on with a request that another engine's client has given up."""
+        request_id = live.request_id
+        self._processor.adopt(live)
+        found = self._processor.unfinished(request_id)
+        self._set_deadlines(request_id, found.group, waits=not any(found.tokens.values()))
+        for group in resumed(found):
+            self._post(group)
 
     def look(self) -> None:
         self._handle_events()
@@ -241,6 +269,9 @@ class ProcessClient(EngineClient):
     def _send(self, body: Body) -> None:
         assert self._process is not None
         self._supervisor.silence.asked()
+        if isinstance(body, AddGroup) and any(one.part == IMAGES for one in body.spans):
+            # the encoder runs before any step, and may end the process as a step may
+            self._begun.add(_number(body.sequence_ids[0]))
         self._process.send(body)
 
     def _send_again(self, request_id: str) -> None:

@@ -20,6 +20,7 @@ from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.engine_client import counted, work_of
 from jaxserve.client.input_processor import InputProcessor, PreparedRequest
+from jaxserve.client.live_request import LiveRequest
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import EngineDeadError, ValidationError
@@ -28,7 +29,6 @@ from jaxserve.isolation.places import places, settings_of_engine
 from jaxserve.isolation.process_client import ProcessClient
 from jaxserve.isolation.routing import Routing
 from jaxserve.isolation.supervisor import again
-from jaxserve.memory.page_keys import page_keys, root_key
 from jaxserve.observability.numbered_log import NumberedLog
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.observability.trace_recorder import TraceRecorder
@@ -36,7 +36,7 @@ from jaxserve.observability.united_metrics import UnitedMetrics
 from jaxserve.outputs import RequestOutput
 from jaxserve.processes.launch import EarlyProcess
 from jaxserve.processes.wire import Ready
-from jaxserve.scheduling.ledger import Ledger
+from jaxserve.scheduling.ledger import Ledger, RequestWork
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ReplicaClient:
         self._engines: tuple[ProcessClient, ...] = (first,)
         self._is_closing = False
         self._given_up: set[int] = set()
-        self._routing: Routing | None = None
+        self._routing: Routing[int] | None = None
         self._looks = Looks()
         self.metrics = UnitedMetrics(lambda: [one.metrics for one in self._engines])
 
@@ -134,6 +134,11 @@ class ReplicaClient:
     def is_restarting(self) -> bool:
         """True while none serves, because those that did have died and the next ones load."""
         return not self.is_ready and any(one.is_restarting for one in self._engines)
+
+    @property
+    def states(self) -> list[str]:
+        """What each engine that was started does, in a word."""
+        return [_state(one) for one in self._engines]
 
     @property
     def silence(self) -> str | None:
@@ -211,20 +216,25 @@ class ReplicaClient:
         """Choose engines for the requests of one call and admit them, all or none.
 
         Raises:
-            ValidationError: an id is in use.
+            ValidationError: an id is in use, or one like it has ended an engine twice.
             QueueFullError: too much waits already, by the configured limits.
         """
         for one in prepared:
+            for engine in self._engines:
+                engine.refuse_guilty(one)
             if self.ledger.is_admitted(one.request_id):
                 raise ValidationError("request_id", one.request_id, "an id that is not in use")
-        work = {number: float(self.ledger.work(number)) for number in self._candidates()}
-        asked = {}
-        for one in prepared:
-            engine = self._route(one.group, work)
-            asked[one.request_id] = mine = work_of(one.group, engine)
-            work[engine] += mine.num_prompt + mine.sequences * mine.output_work
+        # what is refused is sent to no engine, and routing remembers nothing of it
         with counted(self.metrics.record_refused):
-            self.ledger.admit(asked)
+            hidden_size = self.model_config.hidden_size
+            self.ledger.check_call([work_of(one.group, 0, hidden_size) for one in prepared])
+        asked: dict[str, RequestWork] = {}
+        work = self._work()
+        for one in prepared:
+            number = self._route(one.group, one.keys, work)
+            asked[one.request_id] = mine = work_of(one.group, number, self.model_config.hidden_size)
+            work[number] += mine.num_prompt + mine.sequences * mine.output_work
+        self.ledger.take(asked)
 
     def add(self, prepared: PreparedRequest) -> None:
         """Begin a request with its engine; one that was not admitted is admitted first.
@@ -232,19 +242,20 @@ class ReplicaClient:
         Raises:
             ValidationError: its id is in use, or one like it has ended an engine twice.
             QueueFullError: too much waits already, by the configured limits.
-            EngineDeadError: the engines, or the one that was chosen, have ended.
+            EngineDeadError: the engines have ended.
         """
         self.check_alive()
-        for one in self._engines:
-            one.refuse_guilty(prepared)
         request_id = prepared.request_id
         is_new = not self.ledger.is_admitted(request_id)
         if is_new:
             self.admit([prepared])
-        engine = self._of(request_id)
-        assert engine is not None
+        number = self.ledger.engine_of(request_id)
+        assert number is not None
         try:
-            engine.add(prepared)
+            if self._engines[number].is_dead:  # it was given up since it was chosen
+                number = self._route(prepared.group, prepared.keys, self._work())
+                self.ledger.moved(request_id, number)
+            self._engines[number].add(prepared)
         except BaseException:
             if is_new:
                 self.ledger.ended(request_id)
@@ -269,8 +280,8 @@ class ReplicaClient:
     def outputs(self) -> list[RequestOutput]:
         """New outputs of all engines, and the last outputs of requests that timed out.
 
-        Requests of an engine that is given up fail. Raises EngineDeadError if nothing more can
-        come.
+        Requests of an engine that is given up go on with another one, or fail where they may be why
+        it died or none serves. Raises EngineDeadError if nothing more can come.
         """
         is_dead = self.is_dead  # nothing comes after that
         found: list[RequestOutput] = []
@@ -283,7 +294,9 @@ class ReplicaClient:
             if is_lost and number not in self._given_up:
                 self._given_up.add(number)
                 if one.is_loaded:
-                    one.give_up()
+                    for_good = self._is_closing or not (self.is_ready or self.is_restarting)
+                    for live in one.give_up(for_good=for_good):
+                        self._move(live)
                 if not self._is_closing:
                     logger.error("engine %d is given up: %s", number, one.error)
             if not one.is_ready and self._routing is not None:
@@ -358,7 +371,7 @@ class ReplicaClient:
         )
         engines = [self._client(asked, one, shared=shared) for one in range(1, others + 1)]
         cache = ready.config.cache
-        self._routing = Routing(others + 1, cache.page_size, cache.num_pages)
+        self._routing = Routing[int](cache.page_size, cache.num_pages)
         self._engines = (self._first, *engines)
         for engine in engines:
             if not self._is_closing:
@@ -377,14 +390,27 @@ class ReplicaClient:
         loading = [number for number, one in of.items() if one.is_restarting]
         return steps or ready or loading or [0]
 
-    def _route(self, group: AddGroup, work: dict[int, float]) -> int:
+    def _work(self) -> dict[int, float]:
+        """What the engines that may be chosen have to compute, in tokens."""
+        return {number: float(self.ledger.work(number)) for number in self._candidates()}
+
+    def _move(self, live: LiveRequest) -> None:
+        """Have another engine go on with a request."""
+        assert live.group is not None
+        number = self._route(live.group, (), self._work())
+        self.ledger.moved(live.request_id, number)
+        self._engines[number].take_over(live)
+
+    def _route(self, group: AddGroup, keys: Sequence[bytes], work: dict[int, float]) -> int:
         assert self._routing is not None
-        tokens, cache = group.prompt_token_ids, self.config.cache
-        keys: Sequence[bytes] = ()
-        if self.asked.enable_prefix_caching and not group.spans:
-            extras = [] if group.cache_salt is None else [group.cache_salt]
-            keys = page_keys(tokens, cache.page_size, root_key(extras))
         client, session = group.queueing.client, group.queueing.session
         names = [f"session {session} {client}"] if session else []
         names += [] if group.cache_salt is None else [f"salt {group.cache_salt}"]
-        return self._routing.choose(work, len(tokens), keys, names=names, client=client)
+        num_prompt = len(group.prompt_token_ids)
+        return self._routing.choose(work, num_prompt, keys, names=names, client=client)
+
+
+def _state(engine: ProcessClient) -> str:
+    if engine.is_ready:
+        return "ok" if engine.silence is None else "silent"
+    return "dead" if engine.is_dead else "restarting" if engine.is_restarting else "loading"

@@ -8,8 +8,11 @@ its queue costs more than computing the prefix elsewhere.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+Engine = TypeVar("Engine", bound=Hashable)
 
 MOST_KEYS = 1 << 16  # of an engine that are remembered
 MOST_NAMES = 4096  # whose engines are remembered
@@ -18,32 +21,31 @@ MOST_NAMES = 4096  # whose engines are remembered
 STICKY_TOKENS = 256
 
 
-class Routing:
-    """Chooses engines. Used by one thread.
+class Routing(Generic[Engine]):
+    """Chooses engines, which may come and go. Used by one thread.
 
     Args:
-        engines: their number.
         page_size: tokens that a key stands for.
         most_keys: that are remembered of an engine, which has no more pages.
     """
 
-    def __init__(self, engines: int, page_size: int, most_keys: int = MOST_KEYS):
+    def __init__(self, page_size: int, most_keys: int = MOST_KEYS):
         self._page_size, self._most_keys = page_size, min(most_keys, MOST_KEYS)
         # page keys that each engine was sent, the newest last
-        self._sent = [OrderedDict[bytes, None]() for _ in range(engines)]
-        self._homes = OrderedDict[str, int]()  # name -> engine, the newest last
-        self._turns = [0] * engines  # when each was chosen last
+        self._sent = defaultdict[Engine, OrderedDict[bytes, None]](OrderedDict)
+        self._homes = OrderedDict[str, Engine]()  # name -> engine, the newest last
+        self._turns = defaultdict[Engine, int](int)  # when each was chosen last
         self._num_chosen = 0
 
     def choose(
         self,
-        work: Mapping[int, float],
+        work: Mapping[Engine, float],
         num_prompt: int,
         keys: Sequence[bytes] = (),
         *,
         names: Sequence[str] = (),
         client: str = "",
-    ) -> int:
+    ) -> Engine:
         """The engine for a request, which counts as sent to it.
 
         Args:
@@ -70,7 +72,7 @@ class Routing:
         self._take(chosen, keys, [*names, name])
         return chosen
 
-    def num_found(self, engine: int, keys: Sequence[bytes]) -> int:
+    def num_found(self, engine: Engine, keys: Sequence[bytes]) -> int:
         """How many of the first keys an engine was sent and that are remembered."""
         sent = self._sent[engine]
         for count, key in enumerate(keys):
@@ -78,16 +80,16 @@ class Routing:
                 return count
         return len(keys)
 
-    def forget(self, engine: int) -> None:
+    def forget(self, engine: Engine) -> None:
         """An engine has nothing of what it was sent any more."""
-        self._sent[engine].clear()
+        self._sent.pop(engine, None)
 
-    def _home(self, names: Sequence[str], among: Collection[int]) -> int | None:
+    def _home(self, names: Sequence[str], among: Collection[Engine]) -> Engine | None:
         """The first of some engines that had the last request of a name, if one had."""
         homes = (self._homes.get(name) for name in names)
         return next((one for one in homes if one in among), None)
 
-    def _take(self, engine: int, keys: Sequence[bytes], names: Sequence[str]) -> None:
+    def _take(self, engine: Engine, keys: Sequence[bytes], names: Sequence[str]) -> None:
         self._num_chosen += 1
         self._turns[engine] = self._num_chosen
         sent = self._sent[engine]

@@ -43,6 +43,10 @@ class Suspects:
         """Whether one like it has ended two engines."""
         return bool(self._guilty) and _fingerprint(group) in self._guilty
 
+    def is_suspected(self, request: str) -> bool:
+        """Whether a live request was in the last steps of an engine that has died."""
+        return self._deaths[request] > 0
+
     def __bool__(self) -> bool:
         """True while a request is, or is to be, on trial."""
         return self.on_trial is not None or bool(self._queue)

@@ -129,9 +129,18 @@ class EnginePlan:
                 load_format=asked.load_format,
                 seed=asked.seed,
             )
-        # with others in a launch the rounding of a row would be another one
-        most = 1 if asked.deterministic else asked.max_encoder_patches // images.patches
-        return Encoder(module, mesh, images.shape, most=most, cache_bytes=asked.encoder_cache_bytes)
+        most = asked.max_encoder_patches // images.patches_per_row
+        return Encoder(
+            module,
+            mesh,
+            images.row,
+            axes=images.row_axes,
+            unit=images.rows_per_cell,
+            # with others in a launch the rounding of a row would be another one
+            most=most if images.row_axes or not asked.deterministic else 1,
+            is_alone=asked.deterministic,
+            cache_bytes=asked.encoder_cache_bytes,
+        )
 
     def runner(self, mesh: Mesh) -> Runner:
         """A runner that knows shapes alone."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.protocol import Attend, Rotation
+from jaxserve.models.protocol import AtLayer, Attend, Hooks, Rotation, TokenRows
 
 
 def causal_attend(
@@ -47,3 +47,28 @@ def causal_attend(
         return out.reshape(q.shape).astype(dtype), cache
 
     return attend
+
+
+def attention_weights(model: Any, layer: int, qkv: jax.Array, prompt_len: int) -> jax.Array:
+    """How much each token of a sequence looks at each: float32[T, H, T].
+
+    Args:
+        model: the Flax module, with its parameters.
+        layer: its number.
+        qkv: [T, KVH, G + 2, D], what the layer's projection gave, before norms and rotation.
+        prompt_len: tokens of the prompt, see `TokenRows.rope_lengths`.
+    """
+    positions, found = jnp.arange(len(qkv)), list[jax.Array]()
+
+    def given(name: str, layer: int, x: jax.Array, y: jax.Array) -> jax.Array:
+        return qkv.astype(y.dtype) if name == "qkv" else y
+
+    lengths = jnp.maximum(prompt_len, positions + 1)
+    rows = TokenRows(positions[None], lengths, hooks=Hooks(linear=given))
+    attend = causal_attend(model.config, lambda layer, weights: found.append(weights))
+    at = AtLayer(layer, rows, model.angles(rows)[layer], attend)
+    # what the layer itself makes of its input is not looked at
+    nothing = jnp.zeros((len(qkv), model.config.hidden_size), model.embedding[...].dtype)
+    model.blocks[layer].attention(nothing, None, at)
+    (weights,) = found
+    return jnp.swapaxes(weights, 0, 1)

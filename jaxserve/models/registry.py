@@ -8,7 +8,17 @@ from typing import Any
 
 from jaxserve.config.named_object import OBJECT_NAME, object_of_name
 from jaxserve.errors import UnsupportedModelError
-from jaxserve.models import gemma2, gemma3, llama, llava, mixtral, olmo2, phi3, qwen3_moe
+from jaxserve.models import (
+    gemma2,
+    gemma3,
+    llama,
+    llava,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2_vl,
+    qwen3_moe,
+)
 from jaxserve.models.classifiers import classifier_of
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.protocol import Model
@@ -20,8 +30,8 @@ class Encoding:
     """What makes embeddings of an image, which take places of token ids.
 
     Attributes:
-        module: (config, dtype) -> the module, with zeros in it: pixels [B, 3, H, W] -> [B, places,
-            E], see `ModelConfig.images`.
+        module: (config, dtype) -> the module, with zeros in it, that `Encoder` calls with rows of
+            images as `ModelConfig.images` says.
         source: (place of a parameter, config) -> as of `Family`.
     """
 
@@ -79,6 +89,21 @@ _DECODERS = (
         llama.source,
         passed_over=gemma3.IMAGE_MODULES,
         encoding=Encoding(llava.LlavaEncoder, llava.encoder_source),
+    ),
+    *(
+        Family(
+            architecture,
+            model_type,
+            read_config,
+            qwen2_vl.Qwen2VL,
+            llama.source,
+            passed_over=qwen2_vl.IMAGE_MODULES,
+            encoding=Encoding(qwen2_vl.QwenEncoder, qwen2_vl.encoder_source),
+        )
+        for architecture, model_type, read_config in (
+            ("Qwen2VLForConditionalGeneration", "qwen2_vl", qwen2_vl.QWEN2_VL),
+            ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", qwen2_vl.QWEN2_5_VL),
+        )
     ),
     Family(
         "Qwen3MoeForCausalLM",

@@ -74,6 +74,7 @@ def save_model(
     model_folder: Path,
     make: Make | None = None,
     source: bool = False,
+    made_up: bool = False,
     use_tqdm: bool = False,
 ) -> None:
     """Keep a model in a store.
@@ -85,6 +86,7 @@ def save_model(
         model_folder: where config.json, tokenizer and scales of the KV cache are.
         make: gives the parameters, a part of the store at a time; None: the model has them.
         source: whether a run that was ended is gone on with.
+        made_up: the parameters are of no file, and no scales of the KV cache belong to them.
         use_tqdm: show a progress bar where standard error is a terminal.
 
     Raises:
@@ -97,7 +99,7 @@ def save_model(
     if is_gguf(model_folder):
         raise CheckpointError(model_folder, NO_FOLDER)
     leaves = named_leaves(model)
-    scales = read_scales(model_folder, model.config.num_layers)
+    scales = None if made_up else read_scales(model_folder, model.config.num_layers)
     about = {
         "architecture": model.config.architecture,
         "dtype": dtype,

@@ -180,14 +180,19 @@ class PatchEmbedding(nnx.Module):
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """A matrix [out, 3 * side * side] whose tensor is the filters of a convolution."""
+    """A matrix [out, numbers of a filter] whose tensor is the filters of a convolution.
+
+    Attributes:
+        name: of the tensor.
+        shape: of a filter.
+    """
 
     name: str
-    side: int
+    shape: tuple[int, ...]
 
     def tensors(self, shape: tuple[int, ...], is_matrix: bool) -> dict[str, tuple[int, ...]]:
         """As of a `Source`."""
-        return {self.name: (shape[0], 3, self.side, self.side)}
+        return {self.name: (shape[0], *self.shape)}
 
     def read(
         self,
@@ -198,6 +203,6 @@ class Filters:
         is_matrix: bool,
     ) -> np.ndarray:
         """As of a `Source`."""
-        out = aligned_empty((shape[0], 3, self.side, self.side), dtype)
-        reader.read_into(self.name, (slice(None),) * 4, out)
+        out = aligned_empty((shape[0], *self.shape), dtype)
+        reader.read_into(self.name, (slice(None),) * out.ndim, out)
         return out.reshape(shape)[index]

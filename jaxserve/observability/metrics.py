@@ -170,6 +170,12 @@ class Metrics:
         """Tell of processes, by name: each is asked for its id when it is scraped."""
         self.registry.register(ProcessCollector(self._names, processes))
 
+    def watch_serving(self, serves: Callable[[], bool]) -> None:
+        """Tell whether the engine serves, which is asked when it is scraped."""
+        text = "1 while the engine serves; 0 while it loads or is replaced, or once it is given up."
+        gauge = Gauge(self._names.full("engine_serving"), text, LABELS, registry=self.registry)
+        gauge.labels(*self._names.values).set_function(lambda: float(serves()))
+
     def record_step(self, output: StepOutput) -> None:
         """Take in what a step says of itself and of the pages that its sequences waited for."""
         for seconds in output.page_waits:

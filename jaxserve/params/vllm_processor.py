@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+
+# (output's ids, logits of the row) or (prompt's ids, output's ids, logits) -> logits of the row
+RequestLogitsProcessor = Callable[..., Any]
 
 
 class MoveDirectionality(Enum):
@@ -57,3 +62,74 @@ class LogitsProcessor(ABC):
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Called before each step; None: the batch is the same."""
+
+
+State = TypeVar("State")
+
+
+def process_dict_updates(
+    entries: dict[int, State],
+    update: BatchUpdate | None,
+    new_state: Callable[[Any, list[int] | None, list[int]], State | None],
+) -> bool:
+    """Keep what a class knows of its requests, by their places, in step with the batch.
+
+    Args:
+        entries: of those requests alone that the class changes; is changed.
+        update: None: the batch is the same.
+        new_state: (parameters, prompt's ids, output's ids) -> what is kept of a request that
+            came; None: the class leaves it alone.
+
+    Returns:
+        Whether `entries` has changed.
+    """
+    if update is None:
+        return False
+    changed = False
+    for place in update.removed:
+        changed |= entries.pop(place, None) is not None
+    for place, *request in update.added:
+        changed |= entries.pop(place, None) is not None
+        state = new_state(*request)
+        if state is not None:
+            entries[place], changed = state, True
+    for one, other, direction in update.moved:
+        moved, met = entries.pop(one, None), entries.pop(other, None)
+        changed |= moved is not None or met is not None
+        if moved is not None:
+            entries[other] = moved
+        if met is not None and direction is MoveDirectionality.SWAP:
+            entries[one] = met
+    return changed
+
+
+class AdapterLogitsProcessor(LogitsProcessor):
+    """Has a callable for each request that it changes, and gives it that request's row.
+
+    A subclass has `is_argmax_invariant` and `new_req_logits_processor`.
+    """
+
+    def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
+        del vllm_config, device, is_pin_memory  # for subclasses
+        self._rows: dict[int, Callable[[Any], Any]] = {}
+
+    @abstractmethod
+    def new_req_logits_processor(self, params: Any) -> RequestLogitsProcessor | None:
+        """The callable of a request with these parameters; None: its row stays as it is."""
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        process_dict_updates(self._rows, batch_update, self._with_ids)
+
+    def apply(self, logits: Any) -> Any:
+        for place, processor in self._rows.items():
+            logits[place] = processor(logits[place])
+        return logits
+
+    def _with_ids(
+        self, params: Any, prompt: list[int] | None, output: list[int]
+    ) -> Callable[[Any], Any] | None:
+        processor = self.new_req_logits_processor(params)
+        if processor is None:
+            return None
+        wants_prompt = len(inspect.signature(processor).parameters) == 3
+        return partial(processor, prompt, output) if wants_prompt else partial(processor, output)

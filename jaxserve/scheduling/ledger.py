@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn
 
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import QueueFullError
-from jaxserve.scheduling.ledger_accounts import Account, EnginePace
+from jaxserve.scheduling.ledger_accounts import Account, EnginePace, RequestWork
 from jaxserve.scheduling.policies import make_policy
 
 FIRST = -(2**63)  # the priority that goes before all others
@@ -27,35 +27,6 @@ PASSED_OVER = 2
 MEMORY_S, LEAST_S = 3.0, 0.5
 # A client below its share of a full queue is let in, up to so many times the queue's limit.
 OVERFLOW = 2
-# Of a sequence's output, as work that is expected: most end before their `max_tokens`.
-MOST_OUTPUT = 128
-
-
-class RequestWork(NamedTuple):
-    """What a request asks of the engine.
-
-    Attributes:
-        client: the name of its client, see `Queueing.client`.
-        num_prompt: tokens of its prompt.
-        sequences: that continue the prompt.
-        priority: see `Queueing.priority`.
-        compiles: it waits for its grammar first, and is in no queue until then.
-        num_output: see `AddGroup.num_output_asked`.
-        engine: the number of the engine that serves it.
-    """
-
-    client: str
-    num_prompt: int
-    sequences: int = 1
-    priority: int = 0
-    compiles: bool = False
-    num_output: int = 0
-    engine: int = 0
-
-    @property
-    def output_work(self) -> int:
-        """Output tokens that are expected of each sequence."""
-        return min(self.num_output // self.sequences, MOST_OUTPUT)
 
 
 class _Admitted:
@@ -104,7 +75,8 @@ class Ledger:
     fairness), as the scheduler's turns see to it. So a client that has little does not wait for one
     that has much, and neither the prediction nor a full queue refuses it for what others sent.
 
-    Several engines of one model are to a client one engine with the slots of all of them.
+    Several engines of one model are to a client one engine with the slots of all of them. One that
+    is lost has no slots, and its requests wait for none of the others'.
 
     Args:
         config: the resolved configuration.
@@ -124,6 +96,7 @@ class Ledger:
     ):
         asked, self._slots = config.asked, config.scheduler.max_num_seqs
         self._most = asked.max_num_queued_reqs or math.inf, asked.max_num_queued_tokens or math.inf
+        self._most_bytes = asked.max_media_bytes or math.inf
         self._longest = asked.max_queue_wait or math.inf  # seconds
         self._clock = clock
         self._policy = make_policy(config.asked)  # asked for ranks alone
@@ -137,6 +110,7 @@ class Ledger:
         self._begun: dict[str, float] = {}
         self.num_entering = 0
         self._tokens = 0  # of prompts that wait
+        self._bytes = 0  # of the media of admitted requests
         self._sequences = 0
         self._engines = [EnginePace(self._slots) for _ in range(engines)]
         # of late: for how many seconds slots were held, all of them added, and how many were freed
@@ -149,9 +123,14 @@ class Ledger:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of admitted requests without a first step."""
+        return self._tokens
+
+    @property
     def capacity(self) -> int:
         """Sequences that run at once, in all engines."""
-        return max(1, sum(one.capacity for one in self._engines))
+        return max(1, sum(one.capacity for one in self._engines if not one.is_lost))
 
     def work(self, engine: int) -> int:
         """Tokens that an engine has to compute, as far as its requests tell."""
@@ -185,16 +164,30 @@ class Ledger:
         Raises:
             QueueFullError: names the limit that is reached.
         """
-        first = next(iter(works.values()))
-        tokens = sum(work.num_prompt for work in works.values())
+        self.check_call([*works.values()])
+        self.take(works)
+
+    def check_call(self, works: Sequence[RequestWork]) -> None:
+        """Refuse the requests of one call, see `admit`; which engines they are for says nothing.
+
+        Raises:
+            QueueFullError: names the limit that is reached.
+        """
+        first = works[0]
+        tokens = sum(work.num_prompt for work in works)
         rank = self._policy.rank(first.num_prompt, first.priority, first.num_output)
-        self._check(first.client, len(works), tokens, rank)
+        more = sum(work.media_bytes for work in works)
+        self._check(first.client, len(works), tokens, rank, more)
+
+    def take(self, works: Mapping[str, RequestWork]) -> None:
+        """The requests of a call that was checked wait from now on, by request id."""
         for request_id, work in works.items():
             rank = self._policy.rank(work.num_prompt, work.priority, work.num_output)
             since = self._engines[work.engine].num_steps
             self._admitted[request_id] = one = _Admitted(work, rank, since)
             self._waiting[request_id] = None
             self._accounts[work.client].admitted += 1
+            self._bytes += work.media_bytes
             self._count_sequences(one, one.sequences)
             self._count_waiting(one, 1)
 
@@ -219,14 +212,22 @@ class Ledger:
         one = self._admitted.pop(request_id, None)
         if one is None:
             return
-        freed = 0 if one.waits else one.sequences
+        freed = 0 if one.waits or self._engines[one.work.engine].is_lost else one.sequences
         self._count_sequences(one, -one.sequences)
         self._freed += min(freed, self.capacity)  # of a large group few have a slot
         if one.waits:
             self._begin(request_id, one)
         del self._begun[request_id]
         self._accounts[one.work.client].admitted -= 1
+        self._bytes -= one.work.media_bytes
         self._tidy(one.work.client)
+
+    def moved(self, request_id: str, engine: int) -> None:
+        """A request that was admitted is another engine's from now on."""
+        one = self._admitted[request_id]
+        self._count(one, -1)
+        one.work, one.since = one.work._replace(engine=engine), self._engines[engine].num_steps
+        self._count(one, 1)
 
     def sequence_ended(self, request_id: str) -> None:
         """A sequence of a request has ended; its slot is free."""
@@ -267,13 +268,16 @@ class Ledger:
         pace.capacity = max(1, num_running) if is_passed_over else self._slots
 
     def lost(self, engine: int) -> None:
-        """An engine serves nothing, until it is restarted."""
-        self._catch_up()
-        self._engines[engine].capacity = 0
+        """An engine serves nothing until it is restarted; its requests want no others' slots."""
+        pace = self._engines[engine]
+        if not pace.is_lost:
+            self._catch_up()
+            self._recount(engine, is_lost=True)
 
     def restarted(self, engine: int = 0) -> None:
         """Another engine begins: what the slots of the last one did says nothing of its own."""
         now, pace = self._catch_up(), self._engines[engine]
+        self._recount(engine, is_lost=False)
         self._held = self._freed = 0.0
         pace.num_steps, pace.last_step, pace.capacity, pace.behind = 0, now, self._slots, 0.0
         for request_id in self._waiting:
@@ -290,7 +294,12 @@ class Ledger:
         """
         now, capacity = self._catch_up(), self.capacity
         behind = min(
-            2 * one.behind if now - one.last_step < LEAST_S else 0.0 for one in self._engines
+            (
+                2 * one.behind if now - one.last_step < LEAST_S else 0.0
+                for one in self._engines
+                if not one.is_lost
+            ),
+            default=0.0,
         )
         entering = self.num_entering if self._serves_by_arrival else 0
         is_known = self._held >= LEAST_S * capacity
@@ -344,7 +353,9 @@ class Ledger:
             left -= count
         return left
 
-    def _check(self, client: str, requests: int, tokens: int, rank: int) -> None:
+    def _check(
+        self, client: str, requests: int, tokens: int, rank: int, media_bytes: int = 0
+    ) -> None:
         account, (most, most_tokens) = self._accounts.get(client) or Account(), self._most
         here, mine = self.num_entering + self.num_waiting, account.entering + account.waiting
         if not self._has_room(client, here, mine, requests, most):
@@ -354,6 +365,10 @@ class Ledger:
         ):
             text = f"{self._tokens} prompt tokens wait, {most_tokens} may"
             self._refuse("max_num_queued_tokens", text, client, rank)
+        if self._bytes and media_bytes and self._bytes + media_bytes > self._most_bytes:
+            held = f"{self._bytes} bytes of images and embeddings"
+            text = f"requests hold {held}, {self._most_bytes} may"
+            self._refuse("max_media_bytes", text, client, rank)
         if self._longest < math.inf:
             wait = self.predicted_wait(client, rank)
             if wait > self._longest:
@@ -383,18 +398,39 @@ class Ledger:
         del self._waiting[request_id]
         self._begun[request_id] = self._told
 
+    def _recount(self, engine: int, *, is_lost: bool) -> None:
+        """Count the requests of an engine as those of one that is lost, or is there again."""
+        mine = [one for one in self._admitted.values() if one.work.engine == engine]
+        for one in mine:
+            self._count(one, -1)
+        self._engines[engine].is_lost = is_lost
+        for one in mine:
+            self._count(one, 1)
+
+    def _count(self, one: _Admitted, sign: int) -> None:
+        """Count all that a request has and wants, or no more."""
+        self._count_sequences(one, sign * one.sequences)
+        if one.waits:
+            self._count_waiting(one, sign)
+
     def _count_waiting(self, one: _Admitted, change: int) -> None:
         account = self._accounts[one.work.client]
         account.waiting += change
         account.tokens += change * one.work.num_prompt
         self._tokens += change * one.work.num_prompt
-        self._engines[one.work.engine].work += change * one.work.num_prompt
+        pace = self._engines[one.work.engine]
+        pace.work += change * one.work.num_prompt
+        if pace.is_lost:
+            return
         account.waiting_by_rank[one.rank] += change * one.sequences
         if not account.waiting_by_rank[one.rank]:
             del account.waiting_by_rank[one.rank]
 
     def _count_sequences(self, one: _Admitted, change: int) -> None:
         self._catch_up()
-        self._engines[one.work.engine].work += change * one.work.output_work
+        pace = self._engines[one.work.engine]
+        pace.work += change * one.work.output_work
+        if pace.is_lost:
+            return
         self._accounts[one.work.client].sequences += change
         self._sequences += change

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxserve.boundary.engine_view import (
     MAX_CELLS,
+    MAX_OWNER,
     MAX_SLOTS,
     EngineView,
     QueueView,
@@ -17,8 +18,6 @@ from jaxserve.boundary.engine_view import (
 from jaxserve.memory.manager import PageManager
 from jaxserve.request.request import Request
 from jaxserve.scheduling.scheduler import Scheduler
-
-MAX_OWNER = (1 << 14) - 1  # that has room beside the state of a page
 
 
 def view_of(scheduler: Scheduler, name_of: Callable[[Request], str]) -> EngineView:

@@ -25,7 +25,8 @@ from jaxserve.request.queueing import Queueing
 from jaxserve.request.request import Request
 from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.ledger import Ledger, RequestWork
+from jaxserve.scheduling.ledger import Ledger
+from jaxserve.scheduling.ledger_accounts import RequestWork
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import PolicyInputs, make_policy
 from jaxserve.scheduling.scheduler import Scheduler

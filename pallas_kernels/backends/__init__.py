@@ -57,6 +57,16 @@ def own_backend(name: str) -> dict[str, Implementation]:
     return {one.operation: replace(one, backend=name) for one in record.implementations}
 
 
+def has(operation: str, backend: str) -> bool:
+    """Whether a backend, of the package or your own, has an operation.
+
+    Raises:
+        KernelError: the record of your own cannot be imported, or is none.
+    """
+    known = own_backend(backend) if is_own(backend) else OPERATIONS[operation]
+    return (operation if is_own(backend) else backend) in known
+
+
 def resolve(operation: str, backend: str) -> Implementation:
     """A backend's implementation of an operation.
 

@@ -18,6 +18,7 @@ ONE_AT_A_TIME = {"max_num_seqs": 1, "compile_ahead": 2, "compile_in_background":
 SERVER_QUEUE = {
     "max_num_queued_reqs": 2048,
     "max_num_queued_tokens": 2**20,
+    "max_media_bytes": 2**32,
 }
 
 

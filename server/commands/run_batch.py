@@ -13,9 +13,6 @@ from jaxserve.errors import EngineDeadError, JaxServeError, ValidationError
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
 from server.commands.parser_flags import add_parser_flags, parsers
 
-# Of each slot of the engine, so that the next request is there when one ends.
-REQUESTS_A_SLOT = 2
-
 
 def register(subparsers: Any) -> None:
     """Add the command to the parser."""
@@ -71,11 +68,10 @@ async def _run(
 
     from jaxserve.async_engine import AsyncEngine
     from server.app import create_app
-    from server.batch import Batch, read_lines
+    from server.batch import MAX_RESPONSE_ENTRIES, Batch, at_a_time, read_lines
     from server.client_limits import Limits
 
-    # its user is the only client: a response may show what it likes of its prompts
-    limits = Limits(max_response_entries=2**20)
+    limits = Limits(max_response_entries=MAX_RESPONSE_ENTRIES)
     counts = {True: 0, False: 0}
     with source.open("rb") as file:
         total = sum(1 for _ in read_lines(file, limits.max_body_bytes))
@@ -86,7 +82,6 @@ async def _run(
         app = create_app(engine, limits=limits, parsers=reads)
         async with app.router.lifespan_context(app):
             await engine.wait_ready()
-            slots = engine.config.scheduler.max_num_seqs
             with (
                 source.open("rb") as file,
                 tqdm(total=total, initial=len(done), unit=" requests", disable=None) as bar,
@@ -101,7 +96,7 @@ async def _run(
                         text = "the engine has ended; the same command goes on where it did"
                         raise EngineDeadError(f"{text} ({engine.error})")
 
-                batch = Batch(app, slots * REQUESTS_A_SLOT, told, check)
+                batch = Batch(app, at_a_time(engine.config), told, check)
                 await batch.run(read_lines(file, limits.max_body_bytes), done, output)
     finally:
         os.close(output)

@@ -172,11 +172,14 @@ class ChunkWriter:
         usage: dict[str, Any] | None = None,
         fingerprint: bool = False,
         metrics: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
     ) -> bytes:
-        """One event `data: {json}` with a blank line after it."""
+        """One event `data: {json}` with a blank line after it; `more` are its last fields."""
         tail = "" if usage is None else f',"usage":{dumps(usage)}'
         if fingerprint:
             tail += f',"system_fingerprint":{dumps(FINGERPRINT)}'
         if metrics is not None:
             tail += f',"metrics":{dumps(metrics)}'
+        if more:
+            tail += f",{dumps(more)[1:-1]}"
         return f'{self._head}"choices":{dumps(choices)}{tail}}}\n\n'.encode()

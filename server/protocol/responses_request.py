@@ -143,7 +143,9 @@ class ResponsesRequest(QueuedRequest, SamplingRequest):
         if self.background and self.stream:
             raise ValidationError("background", True, "false beside stream=true")
         if self.background and not self.keeps:
-            raise ValidationError("background", True, "false beside store=false")
+            raise ValidationError(
+                "background", True, "background can only be used when `store` is true"
+            )
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise ValidationError("max_output_tokens", self.max_output_tokens, "1 or more")
         self._check_metadata()

@@ -13,6 +13,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.tokenization.message_text import without_images
 from server.answers import COMMON_FIELDS, Answer, Piece
 from server.endpoint import answer
 from server.engine_route import EngineRoute
@@ -58,6 +59,10 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             if not isinstance(given, list):
                 raise ValidationError(field, given, "a list of token ids")
             check_token_ids(given, service.engine.model_config.vocab_size, field)
+            for place, message in enumerate(body.messages):
+                without_images(message.content, f"messages[{place}].content", images)
+            if images:
+                raise ValidationError(field, "token ids", "messages without images beside them")
             return given if cut is None else cut.of(given)
         # Chat templates write the special tokens themselves, so none are added by default.
         special = bool(body.add_special_tokens)
@@ -148,15 +153,17 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         return sum(one.count for one in self._counters.values() if one is not None)
 
     def opening(self, index: int) -> dict[str, Any]:
-        prompt_ids = self.requests[0].group.prompt_token_ids
         return {
             "index": index,
             "delta": {"role": ROLE, "content": self._echo},
             "logprobs": None,
             "finish_reason": None,
-            "prompt_token_ids": prompt_ids if self.body.return_token_ids else None,
-            **self._told_prompt(),
         }
+
+    def opening_fields(self) -> dict[str, Any]:
+        prompt_ids = self.requests[0].group.prompt_token_ids
+        told = {"prompt_token_ids": prompt_ids} if self.body.return_token_ids else {}
+        return told | self._told_prompt()
 
     def _told_prompt(self) -> dict[str, str]:
         return {} if self._prompt_text is None else {"prompt_text": self._prompt_text}

@@ -16,14 +16,19 @@ async def health(request: Request) -> Response:
     """200 when the model is loaded and warmed up, also while it is paused or sleeps; else 503.
 
     503 while no engine serves, while the engine is silent though it has work, or the server ends.
+    Of several engines the body says what each does.
     """
-    why = Service.of(request).unready()
+    service = Service.of(request)
+    why, states = service.unready(), service.engine.states
+    engines = {"engines": states} if states else {}
     if why is None:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", **engines})
     status, error = why
     if status == "paused":
-        return JSONResponse({"status": status})  # as asked: no reason to start another server
-    told = {"status": status} | ({"reason": error.message} if status == "silent" else {})
+        # as asked: no reason to start another server
+        return JSONResponse({"status": status, **engines})
+    reason = {"reason": error.message} if status == "silent" else {}
+    told = {"status": status, **reason, **engines}
     return JSONResponse(told, 503, headers=error.headers)
 
 

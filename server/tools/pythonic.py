@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from typing import Any, ClassVar
+from typing import Any
 
 from server.tools.reader import Reader, Steps
 
@@ -12,6 +12,7 @@ BEGIN, END = "<|python_start|>", "<|python_end|>"
 MAX_CALL = 1 << 16  # characters
 MAX_NESTED = 64  # brackets
 _OPENING, _CLOSING = "([{", ")]}"
+_JSON_NAMES = {"true": True, "false": False, "null": None}  # some models write them
 
 
 class PythonicParser(Reader):
@@ -95,22 +96,45 @@ def parsed_call(text: str) -> tuple[str, str] | None:
         if keyword.arg is None:
             return None
         try:
-            arguments[keyword.arg] = ast.literal_eval(_JSONNames().visit(keyword.value))
-        except (ValueError, TypeError, RecursionError, MemoryError):
+            arguments[keyword.arg] = _value(keyword.value)
+        except (ValueError, RecursionError):
             return None
     try:
         return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):  # bytes, sets, keys that are no text
+    except (TypeError, ValueError, RecursionError):  # bytes, infinity, keys that are no text
         return None
 
 
-class _JSONNames(ast.NodeTransformer):
-    """Takes the names that some models write, as JSON has them, for values."""
+def _value(node: ast.expr) -> Any:
+    """What a literal stands for as JSON has it, as in vLLM 0.33: tuples and sets are lists.
 
-    VALUES: ClassVar = {"true": True, "false": False, "null": None}
+    Raises:
+        ValueError: it is no literal.
+    """
+    match node:
+        case ast.Constant(str(text)):  # two surrogates are a character, as in JSON; one is none
+            return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case ast.Constant(value):
+            return value
+        case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):
+            return [_value(element) for element in elements]
+        case ast.Dict(keys, values):
+            return dict(zip(map(_key, keys), map(_value, values), strict=True))
+        case ast.JoinedStr(parts):  # f"text" without placeholders
+            return "".join(_key(part) for part in parts)
+        case ast.UnaryOp(ast.USub() | ast.UAdd() as sign, operand):
+            number = _value(operand)
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                return -number if isinstance(sign, ast.USub) else number
+        case ast.Name(name) if name in _JSON_NAMES:
+            return _JSON_NAMES[name]
+    raise ValueError(f"{ast.dump(node)[:80]!r} is no literal")
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(self.VALUES[node.id]) if node.id in self.VALUES else node
+
+def _key(node: ast.expr | None) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    raise ValueError("a key of a dict, or a part of an f-string, is no constant")
 
 
 def _dotted(node: ast.expr) -> str | None:

@@ -26,6 +26,8 @@ KEPT = {
     "benchmarks/mapped_weights.py": "one call an engine, whose prompts differ",
     "benchmarks/determinism/serving.py": "answers are compared, not timed",
     "benchmarks/gpu/engine.py": "off by `defaults`",
+    "benchmarks/devices/worker.py": "off by `engine_settings`",
+    "benchmarks/rollout_gap.py": "bits are compared, not times",
     "benchmarks/peers/adapters/jaxserve_llm.py": "off by `settings`, see its test",
     "benchmarks/peers/adapters/vllm_llm.py": "another engine: off by `settings`, see its test",
 }

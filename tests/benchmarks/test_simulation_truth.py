@@ -10,8 +10,10 @@ import pytest
 from benchmarks.simulation_truth import (
     METRICS,
     MIXED,
+    WARM,
     WORKLOADS,
     Run,
+    Sent,
     as_runs,
     calibrating,
     compare,
@@ -59,13 +61,13 @@ def test_the_workloads_are_six_and_one_calibrates():
 
 
 def test_what_was_recorded_is_told_apart_by_its_order():
-    """Two requests warm up, then two load tests of two follow."""
+    """Two requests warm up, two calibrate, two are compared."""
     requests = [
         TracedRequest(float(at), 5, 2, queue=0.01 * at, ttft=0.1, last=0.2) for at in range(6)
     ]
     trace = LoadTrace(Path("t"), {}, requests)
-    tests = [(name, {}, [0.15, 0.16]) for name in (MIXED, "steady")]
-    first, second = as_runs(trace, tests, 2, 2)
+    tests = [Sent(name, 2, {}, [0.15, 0.16]) for name in (WARM, MIXED, "steady")]
+    _, first, second = as_runs(trace, tests)
     assert (first.begin, first.end, second.begin) == (2.0, 3.2, 4.0)
     assert first.figures["queue p50, ms"] == pytest.approx(25.0)
     assert first.edges == pytest.approx([0.05, 0.06])

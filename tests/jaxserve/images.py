@@ -31,33 +31,59 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
 
 
 class Oracle:
-    """A LLaVA of transformers in float32."""
+    """A model of transformers that reads images, in float32."""
 
     def __init__(self, folder: Path):
         load = AutoModelForImageTextToText.from_pretrained
         self.model = load(folder, dtype=torch.float32).eval()
         self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         self.token = self.model.config.image_token_id
-        self.places = len(self.rows(make_image(9, 9)))
+
+    def bound(self, pixels: int) -> None:
+        """Have images of more pixels made smaller."""
+        self._processor.size["longest_edge"] = pixels
+
+    def places(self, image: Image.Image) -> int:
+        """Places that an image takes in a prompt."""
+        return len(self.rows(image))
 
     def rows(self, image: Image.Image) -> np.ndarray:
         """float32[places, E] that take the places of an image."""
         with torch.no_grad():
-            (found,) = self.model.get_image_features(self._pixels([image])).pooler_output
+            (found,) = self.model.get_image_features(**self._processed([image])).pooler_output
         return found.numpy()
 
-    def _pixels(self, images: list[Image.Image]) -> torch.Tensor:
-        made = self._processor(images=images, return_tensors="np")["pixel_values"]
-        return torch.tensor(np.asarray(made))
+    def _processed(self, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+        made = self._processor(images=images, return_tensors="np")
+        return {name: torch.tensor(np.asarray(value)) for name, value in made.items()}
 
     def _inputs(self, tokens: list[int], images: list[Image.Image]) -> dict[str, Any]:
+        places = (self.places(image) for image in images)
         ids = [
-            one for token in tokens for one in [token] * (self.places if token == self.token else 1)
+            one
+            for token in tokens
+            for one in [token] * (next(places) if token == self.token else 1)
         ]
         found = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
         if images:
-            found["pixel_values"] = self._pixels(images)
+            found |= self._processed(images)
+        if "image_grid_thw" in found:
+            found["mm_token_type_ids"] = (found["input_ids"] == self.token).int()
         return found
+
+    def logprob(
+        self, tokens: list[int], images: list[Image.Image], continuation: list[int]
+    ) -> float:
+        """Sum of the log-probabilities of what continues a prompt."""
+        inputs = self._inputs(tokens, images)
+        whole = torch.cat([inputs["input_ids"], torch.tensor([continuation])], 1)
+        inputs |= {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
+        if "mm_token_type_ids" in inputs:
+            inputs["mm_token_type_ids"] = (whole == self.token).int()
+        with torch.no_grad():
+            logits = self.model(**inputs).logits[0, -len(continuation) - 1 : -1].double()
+        scores = torch.log_softmax(logits, dim=-1)
+        return float(scores.gather(1, torch.tensor(continuation)[:, None]).sum())
 
     def greedy(
         self, tokens: list[int], images: list[Image.Image], count: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -88,6 +89,49 @@ def test_it_can_be_transformed(llm) -> None:
         forward(llm.params, jnp.ones(3), config)
     with pytest.raises(ValidationError, match="stream"):
         unembed(params, jnp.ones(3), config)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_deterministic_engine_and_the_functional_form_have_the_same_bits(
+    folder, make_llm, dtype
+) -> None:
+    llm = make_llm(folder, deterministic=True, dtype=dtype)
+    config, score = llm.model_config, partial(token_logprobs, kernels="native")
+    asked = SamplingParams(
+        max_tokens=12, ignore_eos=True, logprobs=0, prompt_logprobs=0, seed=1, temperature=1.0
+    )
+    rows, told = [], []
+    for output in llm.generate(PROMPTS, asked, use_tqdm=False):
+        own = output.outputs[0].token_ids
+        rows.append([*output.prompt_token_ids, *own])
+        places = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+        told.append([place[t].logprob for place, t in zip(places, rows[-1][1:], strict=True)])
+    ids, wanted = jnp.array(rows), np.array(told, np.float32)
+    params = jax.tree.map(jnp.copy, llm.params)
+    np.testing.assert_array_equal(score(params, ids, config), wanted)
+    by_row = jax.vmap(lambda row: score(params, row, config))(ids)
+    np.testing.assert_array_equal(by_row, wanted)
+
+    @jax.jit
+    def step(params: Any) -> Any:
+        def loss(params: Any, kernels: str | None) -> Any:
+            found = token_logprobs(params, ids, config, kernels=kernels)
+            return -found.mean(), found
+
+        return jax.grad(loss, has_aux=True)(params, "native"), jax.grad(loss, has_aux=True)(
+            params, None
+        )
+
+    (grads, found), (plain, _) = step(params)
+    np.testing.assert_array_equal(found, wanted)
+    bound = 1e-4 if dtype == "float32" else 0.1
+    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(plain), strict=True):
+        wide, like = (np.asarray(x, np.float32) for x in (one, other))
+        assert np.abs(wide - like).max() <= bound * max(np.abs(like).max(), 1e-3)
+    half = jax.tree.map(lambda x: x.astype(jnp.float16), params)
+    for given, kernels in ((params, "xla"), (half, "native")):
+        with pytest.raises(ValidationError, match="kernels"):
+            forward(given, ids, config, kernels=kernels)
 
 
 def test_weights_are_replaced_without_compiling(folder, make_llm, model_folder) -> None:

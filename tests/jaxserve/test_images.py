@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve import LLM, SamplingParams
+from jaxserve import LLM, BeamSearchParams, SamplingParams
 from jaxserve.errors import ValidationError
 from jaxserve.execution.encoder import Encoder
 from tests.jaxserve.images import Oracle, make_image
@@ -67,13 +67,14 @@ def check(llm: LLM, oracle: Oracle, given: list[tuple[list[int], list[Any]]]) ->
         assert found.token_ids == wanted
         ours = [step[one].logprob for step, one in zip(found.logprobs, found.token_ids)]
         assert np.abs(np.subtract(ours, scores)).max() < 1e-4
-        assert len(output.prompt_token_ids) == len(tokens) + len(images) * (oracle.places - 1)
+        places = sum(oracle.places(image) - 1 for image in images)
+        assert len(output.prompt_token_ids) == len(tokens) + places
     assert llm.stats().page_usage == 0
     return outputs
 
 
 def test_tokens_and_logprobs_are_those_of_transformers(llm: LLM, oracle: Oracle) -> None:
-    assert oracle.places == PLACES
+    assert oracle.places(make_image(9, 9)) == PLACES
     given = asked()
     check(llm, oracle, given)
     outputs = check(llm, oracle, given)  # once more with what the prefix cache has of it
@@ -124,6 +125,13 @@ def test_several_completions_share_a_prompt(llm: LLM, oracle: Oracle) -> None:
     (output,) = llm.generate(prompt(tokens, images), params, use_tqdm=False)
     wanted, _ = oracle.greedy(tokens, images, GREEDY.max_tokens)
     assert [one.token_ids for one in output.outputs] == [wanted] * 3
+    search = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    (found,) = llm.beam_search(prompt(tokens, images), search, use_tqdm=False)
+    continuations = [one.tokens[-6:] for one in found.sequences]
+    scores = [oracle.logprob(tokens, images, one) for one in continuations]
+    assert len({*map(tuple, continuations)}) == 3
+    assert np.abs(np.subtract([one.cum_logprob for one in found.sequences], scores)).max() < 1e-3
+    assert max(scores) >= oracle.logprob(tokens, images, wanted[:6]) - 1e-6
 
 
 def test_a_request_that_lost_its_pages_goes_on_from_its_images(
@@ -139,23 +147,35 @@ def test_a_request_that_lost_its_pages_goes_on_from_its_images(
     assert found == [oracle.greedy(*one, 40)[0] for one in given]
 
 
-def test_text_goes_on_while_an_image_is_encoded(llm: LLM, monkeypatch: Any) -> None:
-    client, go = llm.client, threading.Event()
-    launch = encoder(llm)._launch
+def test_text_goes_on_while_an_image_is_encoded_and_what_was_aborted_is_not(
+    llm: LLM, monkeypatch: Any
+) -> None:
+    client, entered, go = llm.client, threading.Event(), threading.Event()
+    launch, begun = encoder(llm)._launch, encoder(llm).num_encoded
 
     def slow(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        entered.set()
         assert go.wait(60)
         return launch(arrays)
 
+    def add(name: str, given: Any, params: SamplingParams = GREEDY) -> None:
+        client.add(client.prepare(given, params, name))
+
     monkeypatch.setattr(encoder(llm), "_launch", slow)
-    client.add(client.prepare(prompt([5, IMAGE], [make_image(30, 31, 9)]), GREEDY, "image"))
-    client.add(client.prepare([5, 6, 7], GREEDY, "text"))
+    add("image", prompt([5, IMAGE], [make_image(30, 31, 9)]))
+    assert entered.wait(60)
+    two = GREEDY.clone()
+    two.n = 2
+    add("gone", prompt([5, IMAGE], [make_image(30, 32, 9)]), two)
+    add("text", [5, 6, 7])
     done: list[str] = []
     while client.has_work:
         done += [output.request_id for output in client.outputs() if output.finished]
-        if done == ["text"]:
+        if done == ["text"] and not go.is_set():
+            client.abort("gone")
             go.set()
     assert done == ["text", "image"]
+    assert encoder(llm).num_encoded == begun + 1
 
 
 def test_a_quantised_language_model_reads_what_a_whole_encoder_made(
@@ -175,7 +195,7 @@ def test_a_quantised_language_model_reads_what_a_whole_encoder_made(
 def test_two_devices(model_folder: Any, oracle: Oracle) -> None:
     folder = model_folder("llava")
     code = f"""
-from jaxserve import LLM, SamplingParams
+from jaxserve import BeamSearchParams, LLM, SamplingParams
 from tests.jaxserve.test_images import asked, prompt
 llm = LLM(
     model={str(folder)!r}, tensor_parallel_size=2, skip_tokenizer_init=True, max_model_len=160,

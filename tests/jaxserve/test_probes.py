@@ -168,6 +168,20 @@ def test_programs_without_probes_stay_as_they_are(model_folder, make_llm) -> Non
     assert len(runner.programs.programs) == len(after), "fewer sites, another layer: no other ones"
 
 
+def test_attention_weights_follow_from_what_was_captured(llm) -> None:
+    (output,) = generate(llm, [LONG], capture=["layers.*.attention.weights", "hidden"])
+    ids = jnp.array([*LONG, *output.outputs[0].token_ids[:-1]])
+    _, wanted = forward_with(
+        llm.params, ids, llm.model_config, capture=["layers.*.attention.weights"]
+    )
+    assert set(output.captured) == {*wanted, "hidden"}
+    for site, weights in wanted.items():
+        found = output.captured[site]  # [tokens, heads, tokens]
+        np.testing.assert_allclose(found, weights.swapaxes(0, 1), atol=1e-5, err_msg=site)
+    with pytest.raises(ValidationError, match="max_bytes"):
+        generate(llm, [LONG], capture=Capture("layers.0.attention.weights", max_bytes=2000))
+
+
 def test_attention_weights_are_in_the_functional_form(llm) -> None:
     ids = jnp.array(LONG)
     logits, found = forward_with(

@@ -275,6 +275,19 @@ def test_an_engine_of_a_store_says_the_same(
         make_llm(tmp_path / "saved", quantization=other)
 
 
+@pytest.mark.slow
+def test_made_up_weights_are_kept_without_a_file_of_weights(
+    model_folder: Any, make_llm: Any, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.mkdir()
+    shutil.copy(model_folder("llama_gqa") / "config.json", config)
+    made = make_llm(config, load_format="dummy")
+    made.save(tmp_path / "saved")
+    assert is_store(tmp_path / "saved")
+    assert read_record(tmp_path / "saved").about["kv_scales"] is None
+
+
 @pytest.mark.parametrize("case", ["llama_gqa", "phi3", "qwen3_moe", "gemma2"])
 def test_there_and_back_are_the_same_tensors(case: str, model_folder: Any, tmp_path: Path) -> None:
     folder = model_folder(case)

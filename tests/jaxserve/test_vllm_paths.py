@@ -36,7 +36,9 @@ def test_a_path_of_vllm_has_the_names_of_the_package(path: str) -> None:
 # what has no name at the root
 OTHERS = {
     "v1.engine.async_llm": "AsyncLLM",
-    "v1.sample.logits_processor": "BatchUpdate LogitsProcessor MoveDirectionality",
+    "v1.sample.logits_processor": "AdapterLogitsProcessor BatchUpdate LogitsProcessor "
+    "MoveDirectionality RequestLogitsProcessor",
+    "v1.sample.logits_processor.builtin": "process_dict_updates",
     "v1.metrics.reader": "Counter Gauge Histogram Metric Vector",
     "utils.network_utils": "get_ip get_open_port",
     "utils.print_utils": "print_embeddings",

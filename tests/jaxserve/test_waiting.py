@@ -31,7 +31,7 @@ class System:
     """Engine and client, with nothing between them."""
 
     def __init__(self) -> None:
-        model: Any = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=(3,), labels=())
+        model: Any = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=(3,), labels=(), images=None)
         self.engine = make_engine()
         self.inputs = InputProcessor(resolved_config(max_model_len=24), model, None)
         self.outputs = OutputProcessor(None, Metrics("m"), ClientClock())

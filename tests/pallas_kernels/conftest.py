@@ -5,6 +5,8 @@ The interpreter reads the nearest element there, a GPU whatever follows in its m
 
 from __future__ import annotations
 
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +15,22 @@ import pytest
 from jax.experimental.pallas import triton as plt
 
 load = plt.load
+FEW = 3  # quick cases of a test that are all quick
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest's own hook looks at marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every second quick case of a kernel's test is slow where there are more than FEW.
+
+    Kernels have half of all cases' time, and their releases of JAX run them three times.
+    """
+    tests = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("slow"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        for case in cases[1::2] if len(cases) > FEW else ():
+            case.add_marker(pytest.mark.slow)
 
 
 def poisoned_load(ref: Any, *, mask: jax.Array | None = None, **options: Any) -> jax.Array:

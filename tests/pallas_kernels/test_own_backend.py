@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -14,6 +15,7 @@ from pallas_kernels import (
     AttentionShape,
     Backends,
     KernelError,
+    compare_attention,
     paged_decode_attention,
     require_backend,
 )
@@ -61,6 +63,29 @@ def test_it_is_called_as_those_of_the_package_are(module: Counting) -> None:
         for one in (chosen, replace(chosen, decode="reference"))
     )
     assert module.calls == 1 and jnp.allclose(found, wanted)
+
+
+def test_one_call_compares_it_with_the_reference(module: Counting) -> None:
+    def compare() -> Any:
+        shape: dict[str, Any] = {"contexts": (1, 17), "heads": 4, "head_dim": 8}
+        return compare_attention("own_attention:MINE", **shape)
+
+    (right,) = compare()
+    assert module.calls == 1 and right.operation == "decode" and right.largest == 0 < right.of
+    plain = module.decode
+
+    def blind(q: Any, pool: Any, table: Any, lens: Any, options: Any) -> Any:
+        return plain(q, pool, table, jnp.maximum(lens - 1, 1), options)
+
+    def greedy(q: Any, pool: Any, table: Any, lens: Any, options: Any) -> Any:
+        return plain(q, pool, table, lens + 1, options)
+
+    module.decode = blind  # type: ignore[method-assign]
+    assert compare()[0].largest > 0.01
+    module.decode = greedy  # type: ignore[method-assign]
+    assert math.isnan(compare()[0].largest), "what no query may see is NaN"
+    with pytest.raises(KernelError, match="one with decode or prefill"):
+        compare_attention("gpu")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.request.queueing import Queueing
-from jaxserve.scheduling.ledger import Ledger, RequestWork
+from jaxserve.scheduling.ledger import Ledger
+from jaxserve.scheduling.ledger_accounts import RequestWork
 from tests.resolved_config import resolved_config
 
 VOCAB_SIZE = 0x110000
@@ -141,6 +142,7 @@ class FakeEngine:
         self.error: BaseException | None = None
         self.refusal: str | None = None
         self.silence: str | None = None
+        self.states: list[str] = []
         self.reply = reply
         self.delay = 0.0
         self.replies: list[str] | None = None

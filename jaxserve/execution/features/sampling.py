@@ -14,7 +14,7 @@ from jaxserve.execution.layout import array, arrays
 from jaxserve.parallel.mesh import is_divided
 from jaxserve.params.sampling_params import seed_words
 from jaxserve.request.request import Request
-from jaxserve.sampling.sampler import SamplingRows, Threshold, sample
+from jaxserve.sampling.sampler import SamplingRows, Threshold, sample, sample_apart
 from pallas_kernels import Backends, kept_threshold
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class Sampling(Feature):
 
     def sample(self, rows: Rows, logits: jax.Array) -> jax.Array:
         row = rows.values[self.name]
-        return sample(
+        draw = sample_apart if self.facts.deterministic else sample
+        return draw(
             logits,
             SamplingRows(
                 temperature=row.temperature,

@@ -76,9 +76,9 @@ class LlavaConfig(ModelConfig):
         if side != self.vision.image_size:
             allowed = f"a multiple of the patch_size {self.vision.patch_size}"
             raise UnsupportedModelError("vision_config.image_size", self.vision.image_size, allowed)
-        return ImageFacts(
-            self.image_token, (side, side), self.vision.patch_size**2, int(self.keeps_class)
-        )
+        patches = self.vision.num_patches
+        places = patches + int(self.keeps_class)
+        return ImageFacts(self.image_token, (3, side, side), places, patches_per_row=patches)
 
 
 def read_config(architecture: str, config: Mapping[str, Any]) -> LlavaConfig:

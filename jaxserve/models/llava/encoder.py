@@ -89,7 +89,7 @@ class LlavaEncoder(nnx.Module):
         self.vision_tower = ClipTower(config, dtype)
         self.multi_modal_projector = _Projector(config, dtype)
 
-    def __call__(self, pixels: jax.Array) -> jax.Array:
+    def __call__(self, pixels: jax.Array, places: jax.Array) -> jax.Array:
         """Pixels [B, 3, H, W] -> [B, places, hidden size of the language model]."""
         return self.multi_modal_projector(self.vision_tower(pixels)[:, self.first :])
 
@@ -98,5 +98,5 @@ def encoder_source(place: Place, config: LlavaConfig) -> Source | Filters:
     """The tensor of a parameter of the encoder, which its place names."""
     name = ".".join(map(str, place))
     if place[-2:] == ("patch_embedding", "weight"):
-        return Filters(name, config.vision.patch_size)
+        return Filters(name, (3, *[config.vision.patch_size] * 2))
     return whole(name)

@@ -36,6 +36,7 @@ def test_its_application_is_one_that_the_builder_takes() -> None:
     pod = workers["template"]["spec"]
     grace = config.options()["graceful_shutdown_timeout_s"]
     assert pod["terminationGracePeriodSeconds"] > grace
+    assert service()["spec"]["rayClusterDeletionDelaySeconds"] > grace
     # a replica's devices are there, and a worker for each replica
     limits = pod["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == config.options()["ray_actor_options"]["num_gpus"] == 1

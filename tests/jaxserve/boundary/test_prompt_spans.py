@@ -17,7 +17,9 @@ from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.processes.wire import MAX_MESSAGE_BYTES
 from tests.resolved_config import resolved_config
 
-MODEL: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), hidden_size=2, labels=())
+MODEL: Any = SimpleNamespace(
+    vocab_size=100, eos_token_ids=(2, 3), hidden_size=2, labels=(), images=None
+)
 PARAMS = SamplingParams(max_tokens=2)
 ROW = np.ones((1, 2), np.float32)
 IDS = [5, 6, 7, 8, 9, 10]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
+from jaxserve.boundary.engine_view import MAX_OWNER, EngineView, QueueView, SlotView
 from jaxserve.boundary.messages import EngineStats, PageStats, TierStats
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.boundary.united import united_stats, united_view
@@ -41,6 +41,12 @@ def test_slots_and_pages_lie_behind_each_other() -> None:
     assert [one.slot for one in found.slots] == [0, 5]
     assert np.frombuffer(found.cells, "<u2").tolist() == [0, 6, 1, 2 + 4 * 6, 0]
     assert found.queues == [QueueView(0, 4, 2.0)] and found.seconds == 0.4
+
+
+def test_slots_that_have_no_number_in_the_map_share_the_last_one() -> None:
+    found = united_view([view(MAX_OWNER - 1, [2], 1, []), view(9, [2 + 4 * 1, 1 + 4 * 9], 1, [])])
+    told = np.frombuffer(found.cells, "<u2").tolist()
+    assert told == [2, 2 + 4 * MAX_OWNER, 1 + 4 * MAX_OWNER]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.integers(1, 3), st.integers(1, 3))

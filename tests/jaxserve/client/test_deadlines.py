@@ -41,7 +41,9 @@ def make_client(
 ) -> LocalClient:
     """A client of an engine on the device in pure Python, three slots and 44 tokens of pages."""
     config = resolved_config(max_model_len=24, max_num_seqs=SLOTS, block_size=PAGE_SIZE, **settings)
-    model = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=(), labels=())
+    model = SimpleNamespace(
+        vocab_size=VOCAB, hidden_size=4, eos_token_ids=(), labels=(), images=None
+    )
     loaded: Any = SimpleNamespace(
         engine=make_engine(),
         decided=SimpleNamespace(config=config, model=model, model_path=""),

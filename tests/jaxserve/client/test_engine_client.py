@@ -15,14 +15,16 @@ from prometheus_client import generate_latest
 from checkpoints import bundled_model_path
 from jaxserve import EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
 from jaxserve.boundary.messages import Abort, AddGroup, Body, FirstStep, StepOutput
-from jaxserve.client.engine_client import EngineClient, LocalClient
+from jaxserve.boundary.prompt_spans import PromptSpan
+from jaxserve.client.engine_client import EngineClient, LocalClient, work_of
 from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.client.thread_client import ThreadClient
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
 from jaxserve.loading.engine_build import LoadedEngine, load_engine
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.request.stop_rule import End, FinishReason
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.jaxserve.client.test_deadlines import make_client, stub_engine
 from tests.jaxserve.codec import decode, encode
@@ -252,3 +254,16 @@ def test_a_sequence_that_meets_a_stop_string_leaves_the_ledger() -> None:
         client.outputs()
         counts.append(client.ledger._sequences)
     assert counts == [3, 2, 0] and not client.ledger.is_admitted("r")
+
+
+@pytest.mark.parametrize(
+    ("part", "waits", "held"), [("images", True, 20), ("prompt_embeds", False, 12)]
+)
+def test_a_request_waits_for_its_images_and_holds_what_they_become(part, waits, held) -> None:
+    rule, spans = (
+        StopRule(frozenset(), frozenset(), 0, 4),
+        [PromptSpan(part, 0, 2, (3,), bytes(12))],
+    )
+    params, turn = SamplingParams(max_tokens=4), Queueing(0.0, 0, None, "")
+    work = work_of(AddGroup(["0"], [0], [5, 5], params, rule, [], turn, spans=spans), 0, 1)
+    assert (work.compiles, work.media_bytes) == (waits, held)

@@ -73,7 +73,9 @@ def test_clients_know_that_a_prompt_is_too_long_by_its_words() -> None:
 
 
 def embedding(prompt: Any, **params: Any) -> Any:
-    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), hidden_size=2, labels=())
+    model: Any = SimpleNamespace(
+        vocab_size=100, eos_token_ids=(2, 3), hidden_size=2, labels=(), images=None
+    )
     config = resolved_config(max_model_len=16, enable_prompt_embeds=True)
     return InputProcessor(config, model, None).prepare(prompt, SamplingParams(**params), "r").group
 
@@ -146,7 +148,7 @@ def test_parameters_must_leave_a_token_to_sample() -> None:
 
 
 def test_a_request_has_the_engines_stream_interval_unless_it_says_otherwise() -> None:
-    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), labels=())
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), labels=(), images=None)
     inputs = InputProcessor(resolved_config(max_model_len=16, stream_interval=4), model, None)
     for given, expected in ((None, 4), (1, 1), (2, 2)):
         params = SamplingParams(stream_interval=given)
@@ -157,7 +159,9 @@ def test_a_request_has_the_engines_stream_interval_unless_it_says_otherwise() ->
 
 def test_a_constraint_that_begins_at_once_has_no_thoughts_to_bound() -> None:
     tokenizer = Tokenizer(bundled_model_path())
-    model: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size, eos_token_ids=(2, 3), labels=())
+    model: Any = SimpleNamespace(
+        vocab_size=tokenizer.vocab_size, eos_token_ids=(2, 3), labels=(), images=None
+    )
     inputs = InputProcessor(resolved_config(max_model_len=16), model, tokenizer)
     tags = Thoughts("<think>", "</think>", is_open=True)
 
@@ -232,7 +236,7 @@ def test_the_output_that_is_asked_for_is_that_of_all_sequences() -> None:
 
 
 def test_a_search_wider_than_the_cap_is_refused_before_its_prompt_is_read() -> None:
-    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2,), labels=())
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2,), labels=(), images=None)
     inputs = InputProcessor(resolved_config(max_beam_width=2), model, None)
     with pytest.raises(ValidationError, match=r"beam_width=3 .*1 to 2, the setting max_beam_width"):
         inputs.prepare([], BeamSearchParams(3, 4), "r")
@@ -242,7 +246,7 @@ def test_a_search_wider_than_the_cap_is_refused_before_its_prompt_is_read() -> N
 
 
 def test_a_deterministic_engine_seeds_by_the_prompt_and_shrinks_no_search() -> None:
-    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2,), labels=())
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2,), labels=(), images=None)
 
     def seeds(inputs: InputProcessor, prompt: list[int]) -> list[int]:
         return inputs.prepare(prompt, SamplingParams(n=2), "r").group.seeds

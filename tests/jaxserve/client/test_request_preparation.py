@@ -19,6 +19,7 @@ class Inputs:
     def __init__(self) -> None:
         self.tried: dict[str, Future[None]] = {}
         self.threads: list[str] = []
+        self.fetched: list[str] = []
 
     def is_quick(self, prompt: Any, params: Any) -> bool:
         return prompt == "quick"
@@ -26,8 +27,17 @@ class Inputs:
     def begin_check(self, params: Any, client: str) -> Future[None] | None:
         return self.tried.get(params)
 
-    def begin_images(self, prompt: Any) -> None:
-        return None
+    def begin_images(self, prompt: Any) -> Future[Any] | None:
+        if not isinstance(prompt, dict):
+            return None
+        self.fetched.append(prompt["multi_modal_data"])
+        done: Future[Any] = Future()
+        done.set_result("prompt with pixels")
+        return done
+
+    def check_beside_images(self, prompt: Any, params: Any, queueing: Any) -> None:
+        if params == "wrong":
+            raise ValidationError("temperature", -1, "a number >= 0")
 
     def prepare(self, prompt: Any, params: Any, *more: Any) -> Any:
         self.threads.append(threading.current_thread().name)
@@ -63,3 +73,20 @@ def test_many_that_are_tried_take_no_thread() -> None:
         assert all(future.done() for future in inputs.tried.values()), "what is dropped is told so"
 
     asyncio.run(main())
+
+
+def test_no_image_is_fetched_for_a_request_that_is_refused_without_it() -> None:
+    inputs: Any = Inputs()
+
+    async def main() -> None:
+        preparing, prompt = RequestPreparation(), {"multi_modal_data": "url"}
+        for params in ("right", "wrong"):
+            done = preparing.prepare(inputs, prompt, params, "id", None)  # type: ignore[arg-type]
+            if params == "right":
+                assert await done == "prompt with pixels"
+            else:
+                with pytest.raises(ValidationError, match="temperature"):
+                    await done
+
+    asyncio.run(main())
+    assert inputs.fetched == ["url"]

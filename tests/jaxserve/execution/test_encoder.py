@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxserve.execution.encoder import Encoder
+from jaxserve.execution.encoder import ACTIVATIONS, Encoder
 from jaxserve.parallel import make_mesh
 
 SHAPE = (2, 3)
@@ -24,7 +24,7 @@ class Doubled(nnx.Module):
     def __init__(self) -> None:
         self.factor = nnx.Param(jax.numpy.full((3,), 2.0))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, places: jax.Array) -> jax.Array:
         return x.sum(1, keepdims=True) * self.factor[...]
 
 
@@ -45,7 +45,7 @@ def one(number: float) -> tuple[tuple[int, ...], bytes]:
 
 
 def rows(encoder: Encoder, *numbers: float) -> list[float]:
-    return [float(each[0, 0]) for each in encoder.encode([one(n) for n in numbers]).result(9)]
+    return [float(each.rows[0, 0]) for each in encoder.encode([one(n) for n in numbers]).result(9)]
 
 
 def test_rows_come_in_the_order_that_was_asked(encoder: Encoder) -> None:
@@ -87,7 +87,7 @@ def test_one_launch_takes_what_waits_and_no_more(encoder: Encoder, monkeypatch: 
     assert entered.wait(9)
     others = [encoder.encode([one(n)]) for n in (2, 3, 4, 5, 6, 1)]
     go.set()
-    assert [float(each.result(9)[0][0, 0]) for each in (first, *others)] == [
+    assert [float(each.result(9)[0].rows[0, 0]) for each in (first, *others)] == [
         4,
         8,
         12,
@@ -119,5 +119,56 @@ def test_a_closed_one_leaves_nobody_waiting(monkeypatch: Any) -> None:
 
 
 def test_sizes_of_odd_numbers() -> None:
-    assert made(most=6).sizes == [1, 2, 4, 6] and made(most=0).sizes == [1]
-    assert made().device_bytes > 12
+    assert made(most=6).sizes == [1, 3, 6] and made(most=0).sizes == [1]
+    assert made().device_bytes == 12 + 4 * 4 * (6 + 1) + ACTIVATIONS * 4 * 4 * 3
+
+
+class Located(nnx.Module):
+    """Rows [T, 2] by fours -> [T / 4, 3]: their sum, the number of their array, where it ends."""
+
+    def __init__(self) -> None:
+        self.factor = nnx.Param(jax.numpy.ones(()))
+
+    def __call__(self, x: jax.Array, places: jax.Array) -> jax.Array:
+        fours = places.reshape(-1, 4, 3)
+        where = fours[:, -1, 1] * 100 + fours[:, -1, 2]
+        total = x.reshape(len(fours), -1).sum(1) * self.factor[...]
+        return jax.numpy.stack([total, fours[:, 0, 0], where], 1)
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_arrays_of_their_own_sizes_share_launches(is_alone: bool, monkeypatch: Any) -> None:
+    made = {"axes": 2, "unit": 4, "most": 27, "cache_bytes": 0, "is_alone": is_alone}
+    encoder = Encoder(Located(), make_mesh(1), (2,), **made)  # type: ignore[arg-type]
+    encoder.warm_up()
+    assert encoder.sizes == [4, 8, 12, 24]
+    shapes = (2, 2), (1, 4), (5, 4), (3, 4), (6, 4)
+    arrays = [np.full((*shape, 2), number, "<f4") for number, shape in enumerate(shapes, 1)]
+    launched = []
+    launch = encoder._launch
+    monkeypatch.setattr(
+        encoder, "_launch", lambda given: launched.append(len(given)) or launch(given)
+    )
+    monkeypatch.setattr(encoder, "_thread", True)  # all of them wait before the first launch
+    done = encoder.encode([(array.shape, array.tobytes()) for array in arrays])
+    encoder._work()
+    found = [each.rows for each in done.result(9)]
+    assert launched == ([1] * 5 if is_alone else [2, 1, 1, 1])
+    assert [rows[:, 0].tolist() for rows in found] == [
+        [8.0 * number] * (array.size // 8) for number, array in enumerate(arrays, 1)
+    ]
+    assert [rows[0, 1] for rows in found] == [1, 1 if is_alone else 2, 1, 1, 1]
+    assert found[0][:, 2].tolist() == [101] and found[3][:, 2].tolist() == [3, 103, 203]
+    encoder.close()
+
+
+def test_what_nobody_waits_for_is_not_encoded(encoder: Encoder, monkeypatch: Any) -> None:
+    monkeypatch.setattr(encoder, "_thread", True)
+    both, gone = encoder.encode([one(1), one(2)]), encoder.encode([one(3)])
+    wanted = encoder.encode([one(2), one(4)])
+    assert both.cancel() and gone.cancel()
+    encoder._work()
+    assert [float(each.rows[0, 0]) for each in wanted.result(9)] == [8, 16]
+    assert encoder.num_encoded == 2, "of the cancelled ones what another waits for"
+    monkeypatch.undo()
+    assert rows(encoder, 1) == [4]

@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.messages import Action
+from jaxserve.client.engine_client import work_of
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
 from jaxserve.isolation.replicas import ReplicaClient
@@ -46,7 +47,12 @@ def test_an_engine_that_dies_while_outputs_are_read_fails_no_stream_of_the_other
 
     given_up: list[int] = []
     common: dict[str, Any] = {"is_dead": False, "is_loaded": True, "is_ready": True, "error": None}
-    dead = SimpleNamespace(**common, outputs=dies, give_up=lambda: given_up.append(0))
+
+    def give_up(*, for_good: bool) -> list[Any]:
+        given_up.append(0)
+        return []
+
+    dead = SimpleNamespace(**common, outputs=dies, give_up=give_up)
     alive = SimpleNamespace(**common, outputs=lambda: ["an output"])
     client = SimpleNamespace(
         is_dead=False, _engines=(dead, alive), _given_up=set(), _is_closing=True, _routing=None
@@ -98,7 +104,9 @@ def test_all_completions_of_a_call_are_admitted_or_none_and_each_has_an_engine()
             one.client.admit(prepared[:1])
         more = [one.prepared(f"m{index}", [index, 2], 20) for index in range(1)]
         with pytest.raises(QueueFullError):
-            one.client.admit(more)
+            one.client.admit([replace(more[0], keys=[b"refused"])])
+        told = [one.client._routing.num_found(engine, [b"refused"]) for engine in (0, 1)]
+        assert told == [0, 0], "what was refused was sent nowhere"
         assert 'reason="max_num_queued_reqs"} 1.0' in generate_latest(
             one.client.metrics.registry
         ).decode().replace('model_name="fake",', "")
@@ -248,8 +256,31 @@ def test_an_engine_that_is_given_up_fails_its_requests_and_the_last_one_ends_all
                     time.sleep(0.01)
             one.until(lambda: engine.is_dead)
 
+        # those that wait for a slot behind the victim's requests have no part in its deaths
+        while len(waiting := [name for name in homes if homes[name] == victim]) < SLOTS + 2:
+            name = f"w{len(homes)}"
+            one.add(name, [len(homes), 7], 500)
+            homes[name] = engine_of(one, name)
+        chosen = one.prepared("chosen", [8, 8], 20)
+        for engine in (victim, 1 - victim):
+            one.client.ledger.take({f"dying{engine}": work_of(chosen.group, engine, 0)})
+        assert one.client.states == ["ok", "ok"]
         lose(victim)
+        assert one.client.states[victim] == "dead" and one.client.states[1 - victim] == "ok"
+        text = generate_latest(one.client.metrics.registry).decode()
+        for engine in (0, 1):
+            serving_now = 'jaxserve:engine_serving{engine="%d",model_name="fake"} %.1f'
+            assert serving_now % (engine, engine != victim) in text
+        one.client.add(replace(chosen, request_id=f"dying{victim}"))
+        assert engine_of(one, f"dying{victim}") == 1 - victim, (
+            "it was chosen before it was given up"
+        )
+        one.client.ledger.ended(f"dying{1 - victim}")
         one.turn()
+        late = waiting[-1]
+        assert late not in one.ends and engine_of(one, late) == 1 - victim
+        one.until(lambda: len(one.tokens.get(f"{late}.0", ())) > 3)
+        assert one.tokens[f"{late}.0"][:3] == expected(late, [int(late[1:]), 7], 3)
         assert one.client.is_ready and not one.client.is_dead
         with pytest.raises(EngineDeadError):
             raise one.ends["r0"]

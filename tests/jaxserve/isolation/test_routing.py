@@ -34,7 +34,7 @@ clients = st.sampled_from(["", "x", "y"])
 @given(st.lists(st.tuples(prompts, works, salts, clients), max_size=20))
 def test_the_engine_that_has_the_least_to_compute_is_chosen(asked) -> None:
     """Against the rule, written down again over all that was ever sent."""
-    routing = Routing(4, PAGE)
+    routing = Routing(PAGE)
     sent: list[set[bytes]] = [set() for _ in range(4)]
     homes: dict[str, int] = {}
     for keys, work, salt, client in asked:
@@ -61,20 +61,20 @@ def test_the_engine_that_has_the_least_to_compute_is_chosen(asked) -> None:
 def test_a_long_prefix_draws_a_request_until_computing_it_elsewhere_costs_less() -> None:
     keys = keys_of(*range(10))
     for queued, expected in ((0, 0), (10 * PAGE - 1, 0), (10 * PAGE + 1, 1)):
-        routing = Routing(2, PAGE)
+        routing = Routing(PAGE)
         routing.choose({0: 0}, tokens(keys), keys)
         assert routing.choose({0: queued, 1: 0}, tokens(keys), keys) == expected
 
 
 def test_the_longest_prefix_wins_among_engines_with_equal_work() -> None:
-    routing = Routing(3, PAGE)
+    routing = Routing(PAGE)
     for engine, count in ((0, 1), (1, 3), (2, 2)):
         routing.choose({engine: 0}, 0, keys_of(*range(count)))
     assert routing.choose({0: 5, 1: 5, 2: 5}, tokens(keys_of(*range(4))), keys_of(*range(4))) == 1
 
 
 def test_equals_take_turns_and_a_client_goes_where_it_was() -> None:
-    routing = Routing(3, PAGE)
+    routing = Routing(PAGE)
     idle = {0: 0, 1: 0, 2: 0}
     assert {routing.choose(idle, 5, client=f"c{index}") for index in range(3)} == {0, 1, 2}
     home = routing.choose(idle, 5, client="c1")
@@ -83,7 +83,7 @@ def test_equals_take_turns_and_a_client_goes_where_it_was() -> None:
 
 
 def test_a_name_stays_while_its_engine_is_not_much_busier() -> None:
-    routing = Routing(2, PAGE)
+    routing = Routing(PAGE)
     home = routing.choose({0: 0, 1: 0}, 5, names=["s"])
     busy = {home: STICKY_TOKENS, 1 - home: 0}
     assert routing.choose(busy, 5, names=["s"]) == home
@@ -95,7 +95,7 @@ def test_a_name_stays_while_its_engine_is_not_much_busier() -> None:
 
 
 def test_an_engine_that_has_died_has_nothing() -> None:
-    routing, keys = Routing(2, PAGE), keys_of(1, 2)
+    routing, keys = Routing(PAGE), keys_of(1, 2)
     routing.choose({0: 0}, tokens(keys), keys)
     assert routing.num_found(0, keys) == 2
     routing.forget(0)
@@ -104,7 +104,7 @@ def test_an_engine_that_has_died_has_nothing() -> None:
 
 def test_what_is_remembered_is_bounded_and_the_ends_of_old_prompts_go_first(monkeypatch) -> None:
     monkeypatch.setattr(routing_module, "MOST_NAMES", 8)
-    routing = Routing(1, PAGE, most_keys=6)
+    routing = Routing(PAGE, most_keys=6)
     old, new = keys_of(1, 2, 3, 4), keys_of(5, 6, 7, 8)
     routing.choose({0: 0}, tokens(old), old)
     routing.choose({0: 0}, tokens(new), new)
@@ -132,7 +132,7 @@ class Cache:
 
 def hits(routed: bool, engines: int = 4, pages: int = 60, turns: int = 600) -> float:
     """The share of pages that caches have, of 24 conversations that grow, in a random order."""
-    chance, routing = random.Random(3), Routing(engines, PAGE, pages)
+    chance, routing = random.Random(3), Routing(PAGE, pages)
     caches, loads = [Cache(pages) for _ in range(engines)], [0.0] * engines
     lengths, found, asked = [2] * 24, 0, 0
     for turn in range(turns):
@@ -156,7 +156,7 @@ def test_conversations_find_more_of_their_pages_than_by_turns() -> None:
 
 @pytest.mark.parametrize("engines", [2, 3])
 def test_equal_requests_are_spread_by_their_work(engines: int) -> None:
-    routing, work = Routing(engines, PAGE), [0.0] * engines
+    routing, work = Routing(PAGE), [0.0] * engines
     chance = random.Random(engines)
     for index in range(300):
         size = chance.choice([20, 200])

@@ -52,7 +52,9 @@ def test_the_rule_of_thumb_holds_up_to_twelve_bits():
 
 
 @pytest.mark.parametrize("quantization", ["", "int8", "int4", "fp8"])
-@pytest.mark.parametrize("shape", ["llama-125m", "qwen3-moe-3b"])
+@pytest.mark.parametrize(
+    "shape", ["llama-125m", pytest.param("qwen3-moe-3b", marks=pytest.mark.slow)]
+)
 def test_the_sums_are_those_of_the_arrays(quantization, shape):
     config = config_of(shape)
     form = LinearForm(backend="gpu", quantization=quantization or None)

@@ -337,6 +337,10 @@ def test_a_sliding_window_is_honoured_or_refused_by_every_family() -> None:
         config = sizes | {"architectures": [family.architecture]}
         if family.passed_over:
             config = {"architectures": [family.architecture], "text_config": sizes}
+        if "VL" in family.architecture:  # what else depends on the sizes
+            config["text_config"] = sizes | {"rope_scaling": {"mrope_section": [2, 1, 1]}}
+            config["vision_config"] = {"hidden_size": 64, "out_hidden_size": 64}
+            config["image_token_id"] = 9
         try:
             made = model_config_of(config)
         except UnsupportedModelError as error:

@@ -42,7 +42,8 @@ def test_the_published_config() -> None:
     assert sizes == (4096, 11008, 32, 32) and made.dtype == "float16"
     assert made.feature_layers == (23,) and made.vision.hidden_act == "quick_gelu"
     images = made.images
-    assert images.token_id == 32000 and images.shape == (3, 336, 336) and images.places == 576
+    assert images.token_id == 32000 and images.shape == (3, 336, 336)
+    assert images.places(images.shape) == images.patches_per_row == 576
     bare: Any = model_config_of(
         {"architectures": PUBLISHED["architectures"]} | {"text_config": {"vocab_size": 32064}}
     )
@@ -53,7 +54,7 @@ def test_options() -> None:
     full: Any = model_config_of(
         PUBLISHED | {"vision_feature_select_strategy": "full", "vision_feature_layer": [-1, 3, -25]}
     )
-    assert full.images.places == 577 and full.feature_layers == (24, 3, 0)
+    assert full.images.places_per_cell == 577 and full.feature_layers == (24, 3, 0)
 
 
 @pytest.mark.parametrize(

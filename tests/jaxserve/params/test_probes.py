@@ -52,11 +52,6 @@ def test_an_unknown_site_is_refused_by_name(config, name: str) -> None:
         changes_of(add_vector(name, np.zeros(config.hidden_size)), config)
 
 
-def test_attention_weights_are_refused_with_where_they_are(config) -> None:
-    with pytest.raises(ValidationError, match=r"never hold the weights.*forward_with"):
-        matching(["layers.*.attention.weights"], config, "capture")
-
-
 def test_a_vector_of_another_shape_and_a_head_that_is_not_there_are_refused(config) -> None:
     site, size = "layers.1.residual", config.hidden_size
     for given in (

@@ -9,13 +9,12 @@ import pytest
 
 from jaxserve.execution.features import Facts
 from jaxserve.execution.features.logprobs import LogprobInputs, Logprobs
-from jaxserve.sampling.logprobs import score
+from jaxserve.sampling.logprobs import log_normalizer, score
 from pallas_kernels import blocks
 from tests.jaxserve.sampling.oracle import log_softmax
 
 
-@pytest.mark.parametrize("vocab", [7, 1000, 5000])
-@pytest.mark.parametrize("k", [0, 1, 5, 7])
+@pytest.mark.parametrize(("vocab", "k"), [(7, 0), (7, 7), (1000, 1), (5000, 5)])
 def test_score(vocab, k):
     rng = np.random.default_rng(vocab)
     logits = rng.normal(0, 5, (9, vocab)).astype(np.float32)
@@ -32,6 +31,23 @@ def test_score(vocab, k):
     wanted = np.take_along_axis(expected, order, -1)
     np.testing.assert_allclose(rows.top_logprobs, wanted, rtol=1e-5, atol=1e-5)
     assert rows.top_ids.dtype == jnp.int32 and rows.rank.dtype == jnp.int32
+
+
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it():
+    logits = np.random.default_rng(0).normal(0, 3, (32, 199)).astype(np.float32)
+    norm = jax.jit(log_normalizer)
+    (alone, few, many) = (
+        np.concatenate([norm(logits[at : at + rows]) for at in range(0, 32, rows)])
+        for rows in (1, 8, 32)
+    )
+    np.testing.assert_array_equal(alone, many)
+    np.testing.assert_array_equal(few, many)
+    wanted = np.log(np.exp(logits.astype(np.float64)).sum(-1))
+    np.testing.assert_allclose(many[:, 0], wanted, rtol=2e-7)
+    odd = jnp.array([[0.0, jnp.nan], [jnp.inf, 0.0], [-jnp.inf, -jnp.inf], [-jnp.inf, 2.0]])
+    np.testing.assert_array_equal(norm(odd)[:, 0], [np.nan, np.inf, -np.inf, 2.0])
+    gradient = jax.grad(lambda row: log_normalizer(row)[0])(jnp.array([1.0, 2.0, 3.0]))
+    np.testing.assert_allclose(gradient, jax.nn.softmax(jnp.array([1.0, 2.0, 3.0])), rtol=1e-5)
 
 
 def test_the_most_likely_of_those_that_are_kept():

@@ -11,7 +11,14 @@ import scipy.stats
 
 from benchmarks.verify.prove.gpu_targets import compile_for, gpu_mesh
 from jaxserve.sampling.penalties import TokenCounts, apply_penalties
-from jaxserve.sampling.sampler import PORTABLE, SamplingRows, pick, random_words, sample
+from jaxserve.sampling.sampler import (
+    PORTABLE,
+    SamplingRows,
+    pick,
+    random_words,
+    sample,
+    sample_apart,
+)
 from pallas_kernels import blocks, choose_backends, kept_threshold
 from tests.absent_devices import needs_gpu_compiler
 from tests.jaxserve.sampling.draws import compiled_sample, make_rows
@@ -246,3 +253,26 @@ def test_broken_logits_stay_in_range():
         tokens = np.asarray(compiled_sample(jnp.asarray(logits), rows))
         assert np.all((tokens >= 0) & (tokens < 1000))
         assert tokens[2] == 4
+
+
+@pytest.mark.slow
+def test_rows_apart_have_the_sums_that_they_have_alone():
+    """Of the weights, as a search for a bound sees them."""
+    seen = []
+
+    def bound(weights, *filters):
+        jax.debug.callback(lambda sums: seen.extend(sums.tolist()), weights.sum(-1), ordered=True)
+        return PORTABLE(weights, *filters)
+
+    logits = jnp.asarray(np.random.default_rng(4).normal(0, 3, (32, 2048)), jnp.float32)
+    rows = make_rows(32, 5, top_p=0.9, top_k=300)
+    draw = jax.jit(partial(sample_apart, threshold=bound))
+    tokens = draw(logits, rows)
+    one_by_one = [
+        draw(logits[at : at + 1], jax.tree.map(lambda leaf, at=at: leaf[at : at + 1], rows))
+        for at in range(32)
+    ]
+    np.testing.assert_array_equal(tokens, np.concatenate(one_by_one))
+    np.testing.assert_array_equal(tokens, sample(logits, rows))
+    jax.effects_barrier()
+    assert len(set(seen)) == 32 and seen[:32] == seen[32:]

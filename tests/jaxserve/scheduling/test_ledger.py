@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import QueueFullError
 from jaxserve.scheduling import ledger as ledger_module
-from jaxserve.scheduling.ledger import MEMORY_S, MOST_OUTPUT, Ledger, RequestWork
+from jaxserve.scheduling.ledger import MEMORY_S, Ledger
+from jaxserve.scheduling.ledger_accounts import MOST_OUTPUT, RequestWork
 from jaxserve.scheduling.policies import FirstComeFirstServed
 from tests.resolved_config import resolved_config
 
@@ -577,6 +578,40 @@ def test_engines_beside_each_other_have_the_slots_of_all() -> None:
     assert ledger.capacity == SLOTS + 1
 
 
+def test_what_a_lost_engine_has_holds_up_nobody_at_the_others() -> None:
+    now = 0.0
+    config = resolved_config(max_num_seqs=SLOTS, max_queue_wait=1.0)
+    ledger = Ledger(config, lambda: now, engines=2)
+    names = [f"r{index}" for index in range(2 * SLOTS)]
+    ledger.admit(
+        {name: RequestWork("a", 5, engine=index // SLOTS) for index, name in enumerate(names)}
+    )
+    for engine in (0, 1):
+        ledger.stepped(names[engine * SLOTS :][:SLOTS], SLOTS, now, engine)
+    ledger.admit({f"w{index}": RequestWork("a", 5, engine=1) for index in range(SLOTS)})
+    now = 60.0
+    ledger.stepped([], SLOTS, now, 0)
+    ledger.ended(names[0])
+    with pytest.raises(QueueFullError):
+        ledger.check("a")
+    ledger.lost(1)
+    ledger.lost(1)
+    ledger.check("a")
+    ledger.moved("w0", 0)
+    with pytest.raises(QueueFullError):
+        ledger.check("a")
+    assert ledger.engine_of("w0") == 0 and ledger.work(0) == 5
+    ledger.ended("w0")
+    ledger.ended("w1")
+    ledger.restarted(1)
+    ledger.stepped([], SLOTS, now, 1)
+    assert ledger._sequences == 2 * SLOTS - 1 + SLOTS - 2 == ledger._accounts["a"].sequences
+    assert sum(ledger._accounts["a"].waiting_by_rank.values()) == SLOTS - 2
+    for name in (*names, *(f"w{index}" for index in range(SLOTS))):
+        ledger.ended(name)
+    assert ledger._sequences == 0 and not ledger._accounts and ledger.work(1) == 0
+
+
 def test_the_work_of_an_engine_is_what_its_requests_still_want() -> None:
     ledger = Ledger(resolved_config(), lambda: 0.0, engines=2)
     works = {
@@ -593,3 +628,16 @@ def test_the_work_of_an_engine_is_what_its_requests_still_want() -> None:
     assert ledger.work(1) == MOST_OUTPUT
     ledger.ended("b")
     assert (ledger.work(0), ledger.work(1)) == (0, 0)
+
+
+def test_images_of_requests_that_run_count_too() -> None:
+    bench = Bench(max_media_bytes=100)
+    first = bench.admit(media_bytes=150)
+    assert bench.refused(media_bytes=1) == "max_media_bytes"
+    assert bench.refused(num_prompt=10**6) is None, "text holds nothing of it"
+    bench.step(first)
+    assert bench.refused(media_bytes=1) == "max_media_bytes"
+    bench.ledger.ended(first)
+    bench.admit(media_bytes=60)
+    assert bench.refused(media_bytes=40) is None
+    assert bench.refused(media_bytes=41) == "max_media_bytes"

@@ -58,7 +58,7 @@ def problem(rows: int, columns: int, parts: int, dtype: str, seed: int) -> jax.A
     ("columns", "parts", "dtype", "kind", "backend"),
     [one if one in QUICK else pytest.param(*one, marks=pytest.mark.slow) for one in CASES],
 )
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.slow)])
 @examples(3)
 @given(rows=st.sampled_from((1, 5)), chunk=st.sampled_from((16, 1024)), seed=SEEDS)
 def test_against_float64(columns, parts, dtype, kind, backend, gated, rows, chunk, seed):

@@ -58,8 +58,17 @@ def test_a_norm_alone_is_the_norm_among_others(dtype):
     np.testing.assert_array_equal(heads.reshape(60, 203), whole[:60])
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("dtype", "gated"),
+    [
+        ("float32", False),
+        ("bfloat16", True),
+        ("int8", True),
+        pytest.param("float32", True, marks=pytest.mark.slow),
+        pytest.param("bfloat16", False, marks=pytest.mark.slow),
+        pytest.param("int8", False, marks=pytest.mark.slow),
+    ],
+)
 def test_few_rows_end_as_many_do(dtype, gated):
     """Up to 8 rows meet the weight by turned words; what is done around a product is the same."""
     x, weight, scale = operands(dtype, 40, 203, 50)

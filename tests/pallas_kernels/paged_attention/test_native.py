@@ -159,7 +159,7 @@ def test_long_contexts_do_not_depend_on_the_number_of_threads(threads):
     assert done.stdout.strip() == hashlib.sha256(long_result(6).tobytes()).hexdigest(), done.stderr
 
 
-@pytest.mark.parametrize("program", [*PROGRAMS[::3], *LONG[:3]], ids=str)
+@pytest.mark.parametrize("program", [*PROGRAMS[::5], *LONG[:2]], ids=str)
 def test_a_row_of_a_prompt_is_the_decode_row_that_sees_as_much(program):
     """Bit for bit, wherever the prompt was cut; some rows have parts and others beside them not."""
     rng, longest = np.random.default_rng(11), program.longest

@@ -97,7 +97,7 @@ def test_each_row_is_rounded_over_the_smallest_scale_that_holds_it(writing, back
     check_scaled(writing, data.draw(places(writing)), backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["xla", *NATIVE])
+@pytest.mark.parametrize("backend", [pytest.param("xla", marks=pytest.mark.slow), *NATIVE])
 def test_what_a_token_is_stored_as_depends_on_nothing_else(backend):
     """All at once, one by one in any order, and after rows that were written for nothing."""
     rng = np.random.default_rng(6)

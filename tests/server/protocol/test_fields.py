@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,14 @@ def names(kind: str) -> list[str]:
     return sorted(name for known in KNOWN[kind].values() for name in known)
 
 
+@functools.cache
+def client(labels: bool) -> TestClient:
+    return TestClient(create_app(CLASSIFIER if labels else ENGINE), raise_server_exceptions=False)
+
+
 def post(kind: str, **fields: Any) -> Any:
-    engine = CLASSIFIER if kind in ("classify", "score", "rerank") else ENGINE
-    client = TestClient(create_app(engine), raise_server_exceptions=False)
-    return client.post(PATHS[kind], json=OK[kind] | fields)
+    labels = kind in ("classify", "score", "rerank")
+    return client(labels).post(PATHS[kind], json=OK[kind] | fields)
 
 
 @pytest.mark.parametrize("kind", KNOWN)

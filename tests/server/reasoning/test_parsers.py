@@ -138,7 +138,17 @@ def test_where_it_is_cut_does_not_matter(text, name, is_open, data) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
-@pytest.mark.parametrize("piece", [" ", "<", "</think", "Here is my ", "<|channel|>analysis"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<",
+        "</think",
+        *(
+            pytest.param(s, marks=pytest.mark.slow)
+            for s in (" ", "Here is my ", "<|channel|>analysis")
+        ),
+    ],
+)
 def test_hostile_text_is_read_in_time(name: str, piece: str) -> None:
     text = piece * (20_000 // len(piece))
     begin = time.process_time()

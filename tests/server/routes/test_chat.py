@@ -68,6 +68,10 @@ def test_another_engine_may_have_made_the_prompt(client: TestClient, engine: Fak
         response = client.post("/v1/chat/completions", json=body)
         assert response.status_code == 400, value
         assert response.json()["error"]["param"] == f"kv_transfer_params.{name}"
+    picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
+    seen = {"messages": [{"role": "user", "content": picture}], "kv_transfer_params": given}
+    response = client.post("/v1/chat/completions", json=seen)
+    assert response.status_code == 400 and "without images" in response.text
     batch = {"messages": [MESSAGES], "kv_transfer_params": given}
     assert client.post("/v1/chat/completions/batch", json=batch).status_code == 400
 
@@ -156,6 +160,9 @@ def test_token_ids_and_prompt_logprobs(client: TestClient) -> None:
     assert answer["prompt_token_ids"][:2] == [ord("["), ord("u")]
     assert answer["choices"][0]["token_ids"] == [ord(one) for one in "hello"]
     assert answer["prompt_logprobs"][0] is None and len(answer["prompt_logprobs"]) == 19
+    first, *others = chat(client, return_token_ids=True, stream=True, n=2)
+    assert first["prompt_token_ids"] == answer["prompt_token_ids"]
+    assert not any("prompt_token_ids" in other for other in others)
 
 
 def test_fields_of_other_servers_that_ask_for_nothing(client: TestClient) -> None:

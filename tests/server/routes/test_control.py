@@ -13,6 +13,9 @@ from tests.server.fake_engine import FakeEngine
 @pytest.mark.parametrize("path", ["/health", "/ping"])
 def test_health_follows_the_engine(client: TestClient, engine: FakeEngine, path: str) -> None:
     assert client.get(path).status_code == 200
+    engine.states = ["ok", "dead"]
+    assert client.get(path).json() == {"status": "ok", "engines": ["ok", "dead"]}
+    engine.states = []
     engine.silence = "no step for 7 s"
     silent = client.get(path)
     assert silent.status_code == 503 and silent.headers["retry-after"] == "2"

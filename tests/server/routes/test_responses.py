@@ -409,6 +409,11 @@ def test_refusals(
     assert not engine.started
 
 
+def test_a_background_answer_that_is_not_kept_is_refused_in_vllms_words(client: TestClient) -> None:
+    answer = client.post(ROUTE, json={"input": "a", "background": True, "store": False})
+    assert "background can only be used when `store` is true" in answer.json()["error"]["message"]
+
+
 def test_what_has_no_effect_is_accepted(client: TestClient) -> None:
     ask(
         client,

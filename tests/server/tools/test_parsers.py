@@ -88,7 +88,25 @@ CASES = [
         "[f(a=true, b=[null, {'c': false}], d='true')]",
         Read("", "", [("f", '{"a": true, "b": [null, {"c": false}], "d": "true"}')]),
     ),
+    (
+        "pythonic",
+        "[f(a=(1, +2), b={'x', -3}, c=f'y', d={1: ()})]",
+        Read("", "", [("f", '{"a": [1, 2], "b": ["x", -3], "c": "y", "d": {"1": []}}')]),
+    ),
+    (
+        "pythonic",
+        r"[f(a='\ud83d\ude00', b='\ud800')]",  # a pair of surrogates, and half of one
+        Read("", "", [("f", '{"a": "\N{GRINNING FACE}", "b": "\ufffd"}')]),
+    ),
     ("pythonic", "[f(a=none)]", Read("[f(a=none)]", "", [])),
+    ("pythonic", "[f(a=not True)]", Read("[f(a=not True)]", "", [])),
+    ("pythonic", "[f(a=f'{x}')]", Read("[f(a=f'{x}')]", "", [])),
+    ("pythonic", "[f(a={**{}})]", Read("[f(a={**{}})]", "", [])),
+    # calls before one that cannot be read stay calls, what follows is text
+    ("pythonic", "[f(), g(a=x), h()]", Read(" g(a=x), h()]", "", [("f", G)])),
+    ("pythonic", "[g(a=x), f()]", Read("[g(a=x), f()]", "", [])),
+    ("pythonic", "[f()] Done.", Read("Done.", "", [("f", G)])),
+    ("pythonic", "[f(), g(a='x", Read(" g(a='x", "", [("f", G)])),
     ("pythonic", "[1, 2] are numbers", Read("[1, 2] are numbers", "", [])),
     ("pythonic", "[]", Read("[]", "", [])),
     # nothing is evaluated

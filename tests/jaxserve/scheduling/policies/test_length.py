@@ -227,7 +227,7 @@ class BoundRun(Run):
 def test_what_later_arrivals_are_given_is_bounded() -> None:
     num_overtaken = 0
 
-    @settings(max_examples=100, deadline=None, derandomize=True)  # the same count in every run
+    @settings(max_examples=40, deadline=None, derandomize=True)  # the same count in every run
     @given(workloads, st.integers(0, 120))
     def holds(workload: Workload, bound: int) -> None:
         nonlocal num_overtaken
@@ -237,7 +237,7 @@ def test_what_later_arrivals_are_given_is_bounded() -> None:
         assert len(run.scheduler.waiting) == 0
 
     holds()
-    assert num_overtaken > 50, "else it was not put to the test"
+    assert num_overtaken > 20, "else it was not put to the test"
 
 
 def test_what_is_remembered_of_the_past_stays_small() -> None:
