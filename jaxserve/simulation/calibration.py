@@ -21,6 +21,8 @@ LEAST_STEPS = 50  # of a trace that says something
 KNOWN = 8  # steps of a program from which its own constant is fitted
 STRETCH = 32  # steps whose deviations are taken in their order: what disturbs one disturbs the next
 DELAYS = tuple(0.00025 * n for n in range(400))  # seconds that are tried for the intake
+PASSES = 3  # of least squares, each weighted by what the one before expects
+SHORTEST_S = 1e-5  # of a step
 IDLE_S = 0.005  # between two steps: longer, and the engine had nothing to do
 SCALE = np.array([1e3, 1e5, 10.0, 100.0])  # of the columns of `_facts`, so that they are alike
 
@@ -114,7 +116,10 @@ class Fitted:
         for row, number in enumerate(fitted):
             table[row, place[shapes[number]]] = 1.0
         table[:, len(known) :] = facts[fitted] / SCALE
-        found, _ = nnls(table, seconds[fitted])
+        took, weight = seconds[fitted], np.ones(len(fitted))
+        for _ in range(PASSES):  # a step deviates by a share of its time: weights are one over it
+            found, _ = nnls(table * weight[:, None], took * weight)
+            weight = 1.0 / np.maximum(table @ found, SHORTEST_S)
         self._factors: Facts = tuple(found[len(known) :] / SCALE)
         self._constants = dict(zip(known, found))
         # of programs that were not seen: by their rows and prompt tokens
