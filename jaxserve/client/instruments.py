@@ -243,9 +243,9 @@ class Instruments:
         extra, after = dict(params.extra_args or {}), -1
         for of_host, group in itertools.groupby(asked, lambda p: isinstance(p, HostProcessor)):
             if of_host:
-                group = [self._fitting(one) for one in group]
+                hosts = tuple(self._fitting(one) for one in group)
                 after = self._place(self._host_feature(after))
-                extra[self._features[after].name] = tuple(group)
+                extra[self._features[after].name] = hosts
                 continue
             for one in group:
                 after = self._place(self._feature_of(one, after))
@@ -253,12 +253,13 @@ class Instruments:
                 extra[self._features[after].name] = args
         params.extra_args = extra
 
-    def _fitting(self, processor: HostProcessor) -> HostProcessor:
+    def _fitting(self, processor: Processor) -> HostProcessor:
         """The processor, called once with a row of zeros so that its result is known to fit.
 
         Raises:
             ValidationError: it changes the shape or dtype of a row.
         """
+        assert isinstance(processor, HostProcessor)
         if not any(processor.function is one for one in self._tried):
             self._tried.append(processor.function)
             row = np.zeros(self._client.engine.runner.facts.vocab_size, np.float32)
