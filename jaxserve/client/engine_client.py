@@ -387,7 +387,9 @@ class EngineClient(ABC):
         for one in step.queued:
             if (name := name_of(one)) is not None and ledger.compiled(name):
                 self._queued(name)
-        begun = [name for one in step.first_steps if (name := name_of(one)) is not None]
+        begun: list[str] = []
+        if step.first_steps:
+            begun = [name for one in step.first_steps if (name := name_of(one)) is not None]
         for name in begun:
             self._queue_deadlines.discard(name)
         for entry in step.ends:
@@ -398,10 +400,13 @@ class EngineClient(ABC):
             ledger.sequence_ended(name)
         ended_at = None if step.step is None else step.step.fetched
         ledger.stepped(begun, step.stats.num_running, ended_at, self.number)
-        self._failures |= processed.refused
-        finished = [output.request_id for output in processed.outputs if output.finished]
-        for name in (*finished, *processed.refused):
-            self._forget(name)
+        for output in processed.outputs:
+            if output.finished:
+                self._forget(output.request_id)
+        if processed.refused:
+            self._failures |= processed.refused
+            for name in processed.refused:
+                self._forget(name)
         if processed.stopped:
             self._post(Abort([*processed.stopped]))
         self.metrics.record_stats(self._with_own_times(step.stats))
