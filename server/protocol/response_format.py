@@ -64,7 +64,7 @@ def of_format(given: Any) -> FormatFields | None:
 
 
 def _schema(given: dict[str, Any]) -> tuple[Any, bool]:
-    """The schema, and whether its objects have the properties that it names only, as in OpenAI's API."""
+    """The schema, and whether its objects have the properties that it names only."""
     described = given.get("json_schema")
     if not isinstance(described, dict):
         raise ValidationError(
