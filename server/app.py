@@ -16,6 +16,7 @@ from server.client_limits import Limits
 from server.engine_route import engine_paths
 from server.errors import handle_http_exception
 from server.keys import ApiKey
+from server.load_report import LoadReportMiddleware
 from server.middleware import (
     OPEN_PATHS,
     PROBE_PATHS,
@@ -34,6 +35,7 @@ from server.routes import (
     completions,
     control,
     documents,
+    embed_v2,
     invocations,
     messages,
     models,
@@ -98,6 +100,7 @@ def create_app(
         *stored_responses.ROUTES,
         *messages.ROUTES,
         *pooling.ROUTES,
+        *embed_v2.ROUTES,
         *scoring.ROUTES,
         *models.ROUTES,
         *tokens.ROUTES,
@@ -130,6 +133,7 @@ def create_app(
         opened = PROBE_PATHS if options.guards_metrics else OPEN_PATHS
         opened |= page.OPEN_PATHS if has_page else frozenset()
         middleware.append(Middleware(ApiKeyMiddleware, keys=service.keys, open_paths=opened))
+    middleware.append(Middleware(LoadReportMiddleware, stats=lambda: engine.metrics.stats))
     if options.tracks_load:
         waiting = engine_paths(routes).values()
         middleware.append(Middleware(LoadMiddleware, load=service.load, paths=frozenset(waiting)))
