@@ -74,6 +74,15 @@ def test_the_runner_of_embeddings_is_the_setting(runner: str, embeds: bool) -> N
     assert engine_config(args).enable_embeddings is embeds
 
 
+def test_flags_are_read_together() -> None:
+    words = ["serve", "--hf-overrides", '{"max_model_len": 64}']
+    args = build_parser("serve").parse_args(words)
+    check_vllm_flags(args)
+    assert (args.max_model_len, args.hf_overrides) == (64, None)
+    assert checked("--enable-expert-parallel", "-tp", "2") is None
+    assert checked("--enable-expert-parallel", "-dp", "2") == "--enable-expert-parallel"
+
+
 def test_every_refusal_has_a_reason() -> None:
     for name, argument in (SERVER_ARGUMENTS | ARGUMENTS).items():
         assert argument.passes == ANY or argument.instead, name

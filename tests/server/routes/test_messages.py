@@ -413,6 +413,13 @@ def test_refusals(
     assert not engine.started
 
 
+def test_clients_go_on_without_a_thread(client: TestClient) -> None:
+    body = {"messages": [USER], "max_tokens": 9, "thread": {"type": "create"}}
+    response = client.post(ROUTE, json=body)
+    refused(response, 400, "invalid_request_error", "thread")
+    assert response.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
 def test_errors_have_anthropics_shape(engine: FakeEngine) -> None:
     body = {"messages": [USER], "max_tokens": 9}
     app = create_app(engine, api_keys=[ApiKey("k", "a", requests_per_minute=6)])
