@@ -75,9 +75,8 @@ class Plan:
     @property
     def registers(self) -> RegisterSplit | None:
         """The split where sums of a group and the total would fill a consumer's registers."""
-        return (
-            RegisterSplit(CONSUMERS, 232, 40) if self.groups > 0 and self.tile_rows > 16 else None
-        )
+        few = self.tile_rows <= 16
+        return None if few or not self.groups else RegisterSplit(CONSUMERS, 232, 40)
 
     @property
     def converts(self) -> bool:
