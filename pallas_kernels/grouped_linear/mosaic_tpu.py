@@ -79,7 +79,7 @@ def grouped_linear(
     plan = replace(plan_of(gathered, None), tile_m=blocks.size)
     count, tiles, steps = len(blocks.groups), outputs // plan.tile_n, inputs // plan.tile_k
 
-    def place(block: Any, tile: Any, step: Any, groups: Any, counts: Any) -> Place:
+    def blocks_at(block: Any, tile: Any, step: Any, groups: Any, counts: Any) -> Place:
         """Of a block without rows those that are there; the last stands for their results."""
         is_used = counts[block] > 0
         return Place(
@@ -96,7 +96,7 @@ def grouped_linear(
         _kernel,
         gathered._replace(scales=scales.swapaxes(0, 1), zeros=zeros),
         plan,
-        place,
+        blocks_at,
         grid=(count, tiles, steps),
         semantics=("parallel", "arbitrary", "arbitrary"),
         rows=(count + 1) * blocks.size,

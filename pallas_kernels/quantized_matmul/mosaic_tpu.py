@@ -144,7 +144,7 @@ def call(
     place: Callable[..., Place],
     *,
     grid: tuple[int, int, int],
-    semantics: tuple[str, ...],
+    semantics: tuple[Any, ...],
     rows: int,
     out_dtype: DTypeLike,
     table: tuple[jax.Array, ...] = (),
