@@ -207,9 +207,9 @@ class Metrics:
         for last_time, count in Tally(last_times).items():
             self._inter_token.observe(now - last_time, count)
 
-    def record_refused(self, limit: str) -> None:
-        """A request was not let in; `limit` is the setting that kept it out."""
-        self._refused.labels(*self._names.values, limit).inc()
+    def record_refused(self, limit: str, count: int = 1) -> None:
+        """Requests were not let in; `limit` is the setting that kept them out."""
+        self._refused.labels(*self._names.values, limit).inc(count)
 
     def record_sleep(self, level: int) -> None:
         """The engine sleeps at this level; 0: it is awake."""

@@ -38,9 +38,9 @@ class UnitedMetrics:
         told = [one.totals() for one in self._engines()]
         return {name: sum(one[name] for one in told) for name in told[0]}
 
-    def record_refused(self, limit: str) -> None:
-        """A request was refused before it had an engine: the first one counts it."""
-        self._engines()[0].record_refused(limit)
+    def record_refused(self, limit: str, count: int = 1) -> None:
+        """Requests were refused before they had an engine: the first one counts them."""
+        self._engines()[0].record_refused(limit, count)
 
 
 class _Families(Collector):
