@@ -49,6 +49,7 @@ class Metrics:
             self.registry.register(metric)
             return metric
 
+        self._processes: dict[str, Callable[[], int | None]] = {}
         self._engine = EngineCollector(names)
         self.registry.register(self._engine)
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
@@ -167,8 +168,10 @@ class Metrics:
                 gauge.labels(*self._names.values).set(limit)
 
     def watch_processes(self, processes: Mapping[str, Callable[[], int | None]]) -> None:
-        """Tell of processes, by name: each is asked for its id when it is scraped."""
-        self.registry.register(ProcessCollector(self._names, processes))
+        """Tell of more processes, by name: each is asked for its id when it is scraped."""
+        if not self._processes:
+            self.registry.register(ProcessCollector(self._names, self._processes))
+        self._processes.update(processes)
 
     def watch_serving(self, serves: Callable[[], bool]) -> None:
         """Tell whether the engine serves, which is asked when it is scraped."""

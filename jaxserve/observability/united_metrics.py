@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -37,6 +37,10 @@ class UnitedMetrics:
         """What was counted since the start, without a scrape."""
         told = [one.totals() for one in self._engines()]
         return {name: sum(one[name] for one in told) for name in told[0]}
+
+    def watch_processes(self, processes: Mapping[str, Callable[[], int | None]]) -> None:
+        """Tell of more processes, by name, which are no engines: the first one tells."""
+        self._engines()[0].watch_processes(processes)
 
     def record_refused(self, limit: str, count: int = 1) -> None:
         """Requests were refused before they had an engine: the first one counts them."""

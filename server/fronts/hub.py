@@ -11,8 +11,9 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 from starlette.types import ASGIApp
 
@@ -75,13 +76,10 @@ class Hub:
         """
         for place, _ in enumerate(self._fronts):
             self._start(place)
-        service.engine.client.on_step = self._stepped
+        self._engine.client.on_step = self._stepped
+        pids = {f"front-{place}": partial(self._pid, place) for place, _ in enumerate(self._fronts)}
+        self._engine.metrics.watch_processes(pids)
         self._looking = asyncio.ensure_future(self._look())
-
-    @property
-    def pids(self) -> list[int | None]:
-        """Of the fronts' processes; None for one that has none."""
-        return [None if one is None else one.pid for one in self._fronts]
 
     def load(self) -> None:
         """The engine is ready: the fronts are told what it is."""
@@ -126,6 +124,10 @@ class Hub:
             front.wait(max(0.1, deadline - time.monotonic()))
 
     # -- within ----------------------------------------------------------------------------------
+
+    def _pid(self, place: int) -> int | None:
+        front = self._fronts[place]
+        return None if front is None else front.pid
 
     @property
     def _engine(self) -> AsyncEngine:
