@@ -150,7 +150,9 @@ def main(words: list[str]) -> int:
     from benchmarks.verify.edge_load import machine
 
     if not args.json:
-        print(f"{machine()}\n{args.requests} streams of {args.tokens} tokens, {args.at_once} at once")
+        print(
+            f"{machine()}\n{args.requests} streams of {args.tokens} tokens, {args.at_once} at once"
+        )
     for fronts in args.fronts:
         found = measure(fronts, args.requests, args.at_once, args.tokens)
         if args.json:

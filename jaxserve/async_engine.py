@@ -17,6 +17,7 @@ from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
 from jaxserve.client.output_queue import OutputQueue
+from jaxserve.client.relayed_request import RelayedRequest, Tell
 from jaxserve.client.request_preparation import RequestPreparation
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -85,7 +86,7 @@ class AsyncEngine:
         self.refusal: str | None = None
         self._preparing = RequestPreparation()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[str, OutputQueue | _Relayed] = {}
+        self._streams: dict[str, OutputQueue | RelayedRequest] = {}
         self._looking: asyncio.Future[EngineView] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # when it comes
@@ -337,7 +338,7 @@ class AsyncEngine:
     def relay(
         self,
         prepared: Sequence[PreparedRequest],
-        tell: Callable[[str, RequestOutput | BaseException], None],
+        tell: Tell,
     ) -> None:
         """Begin the requests of one call, whose text another process makes.
 
@@ -356,11 +357,16 @@ class AsyncEngine:
             raise PausedError(self.refusal)
         if not self._streams:
             self.clock.resume()
+
+        def end(name: str, item: RequestOutput | BaseException) -> None:
+            self._streams.pop(name, None)
+            tell(name, item)
+
         self.client.admit(prepared)
         try:
             for one in prepared:
                 self.client.add(one)
-                self._streams[one.request_id] = _Relayed(one.request_id, self._streams, tell)
+                self._streams[one.request_id] = RelayedRequest(one.request_id, end)
         except BaseException:
             for one in prepared:
                 self.end_relayed(one.request_id)
@@ -545,27 +551,3 @@ class AsyncEngine:
         except RuntimeError:
             # the loop was closed between the check and the call: no stream is read any more
             logger.debug("event loop closed while a step ran")
-
-
-class _Relayed:
-    """In the place of a stream: what ends a request whose text another process makes."""
-
-    __slots__ = ("_name", "_streams", "_tell")
-
-    def __init__(
-        self,
-        name: str,
-        streams: dict[str, OutputQueue | _Relayed],
-        tell: Callable[[str, RequestOutput | BaseException], None],
-    ):
-        self._name, self._streams, self._tell = name, streams, tell
-
-    def num_bytes(self) -> int:
-        """Nothing waits here."""
-        return 0
-
-    def put_nowait(self, item: RequestOutput | BaseException) -> None:
-        """Pass on the end of the request, by an output or an error."""
-        if isinstance(item, BaseException) or item.finished:
-            self._streams.pop(self._name, None)
-            self._tell(self._name, item)

@@ -119,9 +119,7 @@ def running_server(*flags: str) -> Iterator[Server]:
                 process.wait()
 
 
-def wait_until_ready(
-    url: str, process: subprocess.Popen[bytes], log: Path | None = None
-) -> None:
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path | None = None) -> None:
     """Wait until a server is healthy.
 
     Raises:

@@ -18,7 +18,7 @@ from jaxserve.boundary.front_messages import (
     Stopped,
 )
 from jaxserve.boundary.messages import Abort, AddGroup, Body, Refusal, StepOutput
-from jaxserve.client.engine_client import EngineClient
+from jaxserve.client.engine_client import EngineClient, counted
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import (
@@ -136,18 +136,14 @@ class FrontClient(EngineClient):
         return EngineDeadError(self.standing.text)
 
     def check_room(self, client: str = "", requests: int = 1) -> None:
-        try:
+        with counted(self._on_refused):
             self._check_full(client)
             super().check_room(client, requests)
-        except QueueFullError as error:
-            self._on_refused(error.limit)
-            raise
 
     def admit(self, prepared: Sequence[PreparedRequest]) -> None:
         """Note the requests of one call, which the server admits or refuses once all are begun."""
-        for one in prepared:
-            self._check_id(one.request_id)
-        super().admit(prepared)
+        with counted(self._on_refused):
+            super().admit(prepared)
         if len(prepared) > 1:
             is_admitted = self.ledger.is_admitted
             self._calls = {name: one for name, one in self._calls.items() if is_admitted(name)}
@@ -238,9 +234,7 @@ class FrontClient(EngineClient):
         self._forget(request_id)
 
 
-def failure_of(
-    request_id: str, error: BaseException, client: str | None = None
-) -> RequestFailure:
+def failure_of(request_id: str, error: BaseException, client: str | None = None) -> RequestFailure:
     """The message that ends a request with an error; `client`: see `RequestFailure`."""
     name, text = type(error).__name__, str(error)
     match error:

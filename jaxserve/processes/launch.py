@@ -45,9 +45,7 @@ class EarlyProcess:
         EngineDeadError: it cannot be started.
     """
 
-    def __init__(
-        self, module: str, place: Place = ANYWHERE, descriptors: Sequence[int] = ()
-    ):
+    def __init__(self, module: str, place: Place = ANYWHERE, descriptors: Sequence[int] = ()):
         # it imports what this process does, and nothing of the working folder beside that
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         variables = {**os.environ, "PYTHONPATH": paths, **place.variables}

@@ -98,7 +98,7 @@ class Forwarding:
             if not is_over:
                 self._send(HttpTaken(number))
 
+
 def is_last(message: Message) -> bool:
     """Whether it is the last message of an answer."""
     return message["type"] == "http.response.body" and not message.get("more_body")
-

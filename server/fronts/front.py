@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import uvicorn
 
@@ -39,8 +41,11 @@ from server.fronts.forwarding import Forwarding
 from server.http_settings import http_settings
 from server.keys import ApiKey
 from server.listen_socket import as_many
+from server.process_end import exit_now
 from server.process_settings import SWITCH_S, leave_out_of_collections, workers_of
 from server.service import Service
+
+logger = logging.getLogger("jaxserve.server")
 
 # What a front answers beside what waits for the engine; what is kept, is the server's.
 BESIDE = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
@@ -120,6 +125,8 @@ class Front:
             self._client.wake()
         except EOFError:  # the server has gone, and the engine with it
             os._exit(0)
+        except Exception:
+            self._end_with_an_error()
 
     def _take(self, body: Body) -> None:
         match body:
@@ -137,6 +144,11 @@ class Front:
                 self._client.take(body)
                 self._engine.refusal = self._client.refusal
 
+    def _end_with_an_error(self) -> NoReturn:
+        """End: the server starts another front."""
+        logger.exception("a front cannot go on")
+        exit_now(1)
+
     async def _drain(self, seconds: float) -> None:
         await self._engine.drain(seconds, lambda: self._service.num_entering > 0)
         self._channel.send(Drain(0.0))
@@ -146,6 +158,8 @@ class Front:
         text, http = self._before
         while True:
             await asyncio.sleep(CLOCK_S)
+            if self._client.error is not None:  # its streams have been told
+                exit_now(1)
             times = self._engine.clock.add_to(StepTimes())
             self._counts.put(Cell.TEXT_S, text + times.detokenise)
             self._counts.put(Cell.HTTP_S, http + times.http)

@@ -11,7 +11,8 @@ from benchmarks.fronts import main
 
 @pytest.mark.slow
 def test_each_process_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main("--fronts 2 --requests 20 --at-once 4 --tokens 4 --json".split()) == 0
+    words = ["--fronts", "2", "--requests", "20", "--at-once", "4", "--tokens", "4", "--json"]
+    assert main(words) == 0
     (line,) = capfd.readouterr().out.splitlines()
     found = json.loads(line)
     assert found["ms_each"].keys() == {"server", "engine", "front 0", "front 1"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from server import server_process
+from server import process_settings
 from server.client_limits import Limits
 from server.descriptors import Descriptors
 from server.process_settings import workers_of
