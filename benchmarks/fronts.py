@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The processor time that a request takes of each process of a server, by number of fronts.
 
-The engine is a stub, so that a request costs nothing but HTTP, JSON, text and messages. Requests are
-streamed completions; their client is a process of its own, which is not counted.
+The engine is a stub, so that a request costs nothing but HTTP, JSON, text and messages. Requests
+are streamed completions; their client is a process of its own, which is not counted.
 
     python -m benchmarks.fronts --fronts 1 2 --requests 1000
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.extras import require
 
-SERVER = "--max-num-seqs 64 --max-model-len 2048 --disable-uvicorn-access-log".split()
+SERVER = ["--max-num-seqs", "64", "--max-model-len", "2048", "--disable-uvicorn-access-log"]
 STUB = "benchmarks.stub_engine"
 PROMPT = "Once upon a time there was a little child who lived in a house by the sea. " * 8
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import MutableSequence
 from enum import IntEnum
+from typing import Protocol
 
 
 class Cell(IntEnum):
@@ -31,6 +31,14 @@ REFUSED = {
 }
 
 
+class Numbers(Protocol):
+    """Numbers by their places, as a list or shared memory has them."""
+
+    def __getitem__(self, place: int, /) -> float: ...
+
+    def __setitem__(self, place: int, value: float, /) -> None: ...
+
+
 class Counts:
     """The counts of a server that is one process.
 
@@ -39,9 +47,9 @@ class Counts:
         own: a number for each `Cell`; None: all are 0.
     """
 
-    def __init__(self, processes: int = 1, own: MutableSequence[float] | None = None):
+    def __init__(self, processes: int = 1, own: Numbers | None = None):
         self.processes = processes
-        self._own: MutableSequence[float] = [0.0] * len(Cell) if own is None else own
+        self._own: Numbers = [0.0] * len(Cell) if own is None else own
 
     def own(self, cell: Cell) -> float:
         """What this process counts."""
@@ -59,7 +67,7 @@ class Counts:
         """It is so much here now."""
         self._own[cell] = value
 
-    def quota(self, place: int) -> MutableSequence[float]:
+    def quota(self, place: int) -> Numbers:
         """The two numbers of a `Bucket`, 0 at first; each place is another one's."""
         return [0.0, 0.0]
 

@@ -6,14 +6,14 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from server.counts import Counts
+from server.counts import Counts, Numbers
 
 FLAG = "--api-keys-file"
 INT64 = 2**63
@@ -102,18 +102,18 @@ class Bucket:
         self,
         per_minute: int,
         clock: Callable[[], float] = time.monotonic,
-        state: MutableSequence[float] | None = None,
+        state: Numbers | None = None,
     ):
         self._rate = per_minute / 60.0
         self._most = float(per_minute)
         self._clock = clock
-        self._state = [0.0, 0.0] if state is None else state
-        if not any(self._state):
+        self._state: Numbers = [0.0, 0.0] if state is None else state
+        if not (self._state[0] or self._state[1]):
             self._state[0], self._state[1] = self._most, clock()
 
     def wait(self, amount: float = 1.0) -> float:
         """Seconds until so much is left; 0 if it is now."""
-        now, (left, then) = self._clock(), self._state
+        now, (left, then) = self._clock(), (self._state[0], self._state[1])
         left = min(self._most, left + (now - then) * self._rate)
         self._state[0], self._state[1] = left, now
         return max(0.0, (min(amount, self._most) - left) / self._rate)

@@ -82,7 +82,7 @@ class EngineClient(ABC):
             then which part to take back; empty while it is awake.
         recorder: writes the load down; None: nothing is written.
         on_step: told of each step, before its tokens are taken in.
-        ready: what an engine in a process of its own has said of itself; None before, and of others.
+        ready: what an engine in a process of its own has said of itself; None: nothing.
         number: of its engine, where a server has several.
         shared: set once the engine is loaded.
     """

@@ -10,10 +10,10 @@ import contextlib
 import fcntl
 import mmap
 import tempfile
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Iterator
 from typing import BinaryIO
 
-from server.counts import NOW, Cell, Counts
+from server.counts import NOW, Cell, Counts, Numbers
 
 NUMBER_BYTES = 8
 KEY_NUMBERS = 4  # two quotas of two numbers each
@@ -72,7 +72,7 @@ class _SharedCounts(Counts):
     def total(self, cell: Cell) -> float:
         return sum(self._of_all[cell])
 
-    def quota(self, place: int) -> MutableSequence[float]:
+    def quota(self, place: int) -> Numbers:
         start = self._board.rows * len(Cell) + 2 * place
         return self._board.numbers[start : start + 2]
 

@@ -8,6 +8,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -134,7 +135,9 @@ class FrontProcess:
                 self._service.engine.end_relayed(request_id)
                 self._over(request_id)
             case HttpRequest(number):
-                self._answers[number] = asyncio.ensure_future(self._answer(body))
+                self._taken[number] = asyncio.Event()
+                task = self._answers[number] = asyncio.ensure_future(self._answer(body))
+                task.add_done_callback(partial(self._answered, number))
             case HttpTaken(number, gone):
                 self._went_on(number, gone=gone)
             case FrontReady():
@@ -187,8 +190,7 @@ class FrontProcess:
         self._service.holders.release([request_id])
 
     async def _answer(self, asked: HttpRequest) -> None:
-        number = asked.number
-        taken = self._taken[number] = asyncio.Event()
+        number, taken = asked.number, self._taken[asked.number]
         messages = messages_of(self._app, Forwarded(_scope(asked.scope), asked.body))
         try:
             async with contextlib.aclosing(messages):
@@ -200,8 +202,9 @@ class FrontProcess:
         except Exception:
             logger.exception("an answer was broken off")
             self.send(HttpAnswer(number, {}))
-        finally:
-            del self._answers[number], self._taken[number]
+
+    def _answered(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._answers[number], self._taken[number]
 
     def _went_on(self, number: int, *, gone: bool) -> None:
         task = self._answers.get(number)
@@ -209,7 +212,7 @@ class FrontProcess:
             return
         if gone:
             task.cancel()
-        elif number in self._taken:
+        else:
             self._taken[number].set()
 
 
