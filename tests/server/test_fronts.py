@@ -122,7 +122,7 @@ def test_two_fronts_answer_as_one_server_and_one_may_die(tmp_path: Path) -> None
             assert stopped["finish_reason"] == "stop" and len(stopped["text"]) <= 20
             assert ask(server, n=3, max_tokens=5).json()["usage"]["completion_tokens"] == 15
             assert ask(server, timeout=0.001, max_tokens=150).status_code == 504
-        # 5 of one token sequence, one of 3, one response, one that timed out
+        # five of one choice, one of three, one response; beside them one that timed out
         assert total(server, "request_success_total", finished_reason="length") == 9
         assert total(server, "request_success_total", finished_reason="stop") == 1
         assert total(server, "request_success_total", finished_reason="timeout") == 1
@@ -136,6 +136,10 @@ def test_two_fronts_answer_as_one_server_and_one_may_die(tmp_path: Path) -> None
             assert call(server, "GET", "/is_sleeping").json() == {"is_sleeping": True}
             assert call(server, "POST", "/wake_up").status_code == 200
             wait_until(server, lambda: ask(server).status_code == 200)
+            told = ask(server, logprobs=2, max_tokens=3).json()["choices"][0]["logprobs"]
+            assert len(told["tokens"]) == 3
+            vector = call(server, "POST", "/v1/embeddings", json={"input": "a"}).json()
+            assert len(vector["data"][0]["embedding"]) > 1
 
         with without(two):
             lost = Stream(server)
