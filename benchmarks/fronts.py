@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.extras import require
 
 SERVER = ["--max-num-seqs", "64", "--max-model-len", "2048", "--disable-uvicorn-access-log"]
-STUB = "benchmarks.stub_engine"
+STUB, FRONT = "benchmarks.stub_engine", "server.fronts.child"
 PROMPT = "Once upon a time there was a little child who lived in a house by the sea. " * 8
 
 
@@ -108,12 +108,15 @@ def running_server(fronts: int) -> Iterator[Any]:
 
 def processor_seconds(server: Any) -> dict[str, float]:
     """Of each process so far, by what it is."""
-    found: dict[str, float] = {}
-    for one in [server.process, *server.process.children()]:
-        words = " ".join(one.cmdline())
-        name = "server" if one == server.process else "engine" if STUB in words else "front"
-        number = sum(known.startswith(name) for known in found)
-        found[f"{name} {number}" if name == "front" else name] = sum(one.cpu_times()[:2])
+    found = {"server": sum(server.process.cpu_times()[:2])}
+    fronts = 0
+    for child in server.process.children():
+        words, seconds = child.cmdline(), sum(child.cpu_times()[:2])
+        if STUB in words:
+            found["engine"] = seconds
+        elif FRONT in words:  # another one tries grammars
+            found[f"front {fronts}"] = seconds
+            fronts += 1
     return found
 
 
