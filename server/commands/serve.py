@@ -192,8 +192,8 @@ def _check_fronts(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
-    config, told, isolation = asked_for(args)
     _check_fronts(args)
+    config, told, isolation = asked_for(args)
     if args.num_workers is not None:
         Integer(1).checked("--num-workers", args.num_workers)
     if not 0 <= args.shutdown_timeout < math.inf:

@@ -84,7 +84,7 @@ def test_an_answer_is_passed_on_piece_by_piece() -> None:
         assert client.told == [START, PIECE, END]
         assert len(front.sent) == 3, "an answer that is over is over for the server too"
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 5))
 
 
 def test_a_client_that_leaves_ends_the_answer() -> None:
@@ -97,7 +97,7 @@ def test_a_client_that_leaves_ends_the_answer() -> None:
         assert front.sent[1:] == [HttpTaken(0, gone=True)]
         front.app.take(HttpAnswer(0, START))  # was on its way
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 5))
 
 
 def test_an_answer_that_is_broken_off_breaks_the_connection_off() -> None:
@@ -109,7 +109,7 @@ def test_an_answer_that_is_broken_off_breaks_the_connection_off() -> None:
         with pytest.raises(BrokenOff):
             await task
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 5))
 
 
 def test_own_paths_and_strangers_are_answered_here() -> None:
@@ -121,4 +121,4 @@ def test_own_paths_and_strangers_are_answered_here() -> None:
             await front.begin(client)
             assert client.told[1]["body"] == b"own" and front.sent == []
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 5))
