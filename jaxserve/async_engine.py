@@ -335,11 +335,7 @@ class AsyncEngine:
             if prepared is not None and self.on_ended is not None:
                 self.on_ended(prepared, last)
 
-    def relay(
-        self,
-        prepared: Sequence[PreparedRequest],
-        tell: Tell,
-    ) -> None:
+    def relay(self, prepared: Sequence[PreparedRequest], tell: Tell) -> None:
         """Begin the requests of one call, whose text another process makes.
 
         That process has their tokens of `client.on_step`.

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ from jaxserve.boundary.front_messages import (
     HttpAnswer,
 )
 from jaxserve.boundary.messages import Body
-from jaxserve.boundary.step_times import StepTimes
 from jaxserve.client.front_client import FrontClient
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.processes.wire import Channel, Ready
@@ -93,7 +91,7 @@ class Front:
             if path not in KEPT
         }
         paths = {*waiting.values(), *BESIDE}
-        self._forwarding = Forwarding(app, paths, self._service, channel.send)
+        self._forwarding = Forwarding(app, paths, self._service, self._send)
         settings = http_settings(self._forwarding, args, self._service, waiting, descriptors)
         listener = socket.socket(fileno=start.listener)
         self._sockets = as_many(listener, descriptors.listeners)
@@ -106,9 +104,15 @@ class Front:
 
     def _make_client(self, clock: ClientClock, notify: Callable[[], None]) -> FrontClient:
         self._client = FrontClient(
-            self._start.config, clock, notify, self._channel.send, self._count_refused
+            self._start.config, clock, notify, self._send, self._count_refused
         )
         return self._client
+
+    def _send(self, body: Body) -> None:
+        try:
+            self._channel.send(body)
+        except OSError:  # the server has gone, and the engine with it
+            exit_now(0)
 
     def _count_refused(self, limit: str) -> None:
         self._counts.add(REFUSED[limit], 1)
@@ -124,7 +128,7 @@ class Front:
                 self._take(body)
             self._client.wake()
         except EOFError:  # the server has gone, and the engine with it
-            os._exit(0)
+            exit_now(0)
         except Exception:
             self._end_with_an_error()
 
@@ -135,7 +139,7 @@ class Front:
             case Ready():
                 self._client.load(body, self._start.name)
                 leave_out_of_collections()
-                self._channel.send(FrontReady())
+                self._send(FrontReady())
             case Drain(seconds):
                 self._tasks.append(asyncio.ensure_future(self._drain(seconds)))
             case FrontClose():
@@ -151,7 +155,7 @@ class Front:
 
     async def _drain(self, seconds: float) -> None:
         await self._engine.drain(seconds, lambda: self._service.num_entering > 0)
-        self._channel.send(Drain(0.0))
+        self._send(Drain(0.0))
 
     async def _tell_clock(self) -> None:
         """Tell what text and HTTP have taken here, which the server adds up."""
@@ -160,7 +164,7 @@ class Front:
             await asyncio.sleep(CLOCK_S)
             if self._client.error is not None:  # its streams have been told
                 exit_now(1)
-            times = self._engine.clock.add_to(StepTimes())
+            times = self._client.stats().times
             self._counts.put(Cell.TEXT_S, text + times.detokenise)
             self._counts.put(Cell.HTTP_S, http + times.http)
 
