@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from server.client_limits import Limits
+from server.counts import Counts
 from server.engine_route import engine_paths
 from server.errors import handle_http_exception
 from server.keys import ApiKey
@@ -68,6 +69,7 @@ def create_app(
     parsers: Parsers = NO_PARSERS,
     tracer: RequestTracer | None = None,
     has_page: bool = True,
+    counts: Counts | None = None,
 ) -> Starlette:
     """The HTTP application around an engine, which may still be loading.
 
@@ -80,9 +82,12 @@ def create_app(
         options, parsers: see `Service`.
         tracer: makes spans of requests; None: there are none.
         has_page: serve the page at `/`, and what it shows of the engine.
+        counts: see `Service`.
     """
 
-    service = Service(engine, limits, options=options, parsers=parsers, api_keys=api_keys)
+    service = Service(
+        engine, limits, options=options, parsers=parsers, api_keys=api_keys, counts=counts
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -23,6 +23,7 @@ from jaxserve.scheduling.ledger import Entry
 from jaxserve.tokenization.truncation import Cut, asked_cut
 from server.body_reader import BodyReader
 from server.client_limits import Limits
+from server.counts import Counts
 from server.errors import ApiError, as_api_error
 from server.holders import Holders
 from server.keys import ApiKey, Client, KeyRing, client_name
@@ -54,9 +55,11 @@ class Service:
         options: what answers tell, and which routes there are.
         parsers: what reads calls and thoughts in answers.
         api_keys: tell clients apart; none: requests need no key.
+        counts: on which limits are kept; None: no other process has the same limits.
 
     Attributes:
         keys: those; None where there are none.
+        created: when its models were made, in seconds of the epoch.
     """
 
     def __init__(
@@ -67,20 +70,22 @@ class Service:
         options: Options = NO_OPTIONS,
         parsers: Parsers = NO_PARSERS,
         api_keys: Sequence[ApiKey] = (),
+        counts: Counts | None = None,
     ) -> None:
         self.engine = engine
+        self.counts = counts or Counts()
         self.options = options
         self.limits = limits
-        self.bodies = BodyReader(limits)
-        self.unread = UnreadAnswers(limits.max_unread_answer_bytes)
+        self.bodies = BodyReader(limits, self.counts)
+        self.unread = UnreadAnswers(limits.max_unread_answer_bytes, counts=self.counts)
         self.parsers = parsers
         self.responses = ResponseStore(
             limits.max_stored_responses, limits.max_stored_bytes, max(1, len(api_keys))
         )
         self.holders = Holders()
-        self.keys = KeyRing(api_keys) if api_keys else None
+        self.keys = KeyRing(api_keys, self.counts) if api_keys else None
         self.watch = Watch(self, tells_cached=options.tells_cached_tokens or not api_keys)
-        self.load = Load()
+        self.load = Load(self.counts)
         self.created = int(time.time())
         self.model_names = engine.asked.model_names
 

@@ -92,6 +92,7 @@ class InputProcessor:
 
     Attributes:
         features: names that `extra_args` may have; None: any, which classes of vLLM's read.
+        prefix: what its sequence ids begin with, where several processes make some.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class InputProcessor:
             )
         named = config.programs.features
         self.features = None if HOST_PROCESSORS in named else named
+        self.prefix = ""
         self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
         self._checks: GrammarChecks | None = None
         if tokenizer is not None:
@@ -351,7 +353,7 @@ class InputProcessor:
             ignore_eos=params.ignore_eos and grammar is None,
             repetition=params.repetition_detection,
         )
-        number = next(self._numbers)
+        number = f"{self.prefix}{next(self._numbers)}"
         seed = self._seed(params, number, tokens)
         return AddGroup(
             # the engine's own ids: callers' ids may collide over time
@@ -451,7 +453,7 @@ class InputProcessor:
                 "at least one token that bad_words and min_tokens leave",
             )
 
-    def _seed(self, params: SamplingParams, number: int, tokens: list[int]) -> int:
+    def _seed(self, params: SamplingParams, number: str, tokens: list[int]) -> int:
         """The request's own seed, or one that follows from the engine's and the arrival order.
 
         Where the engine is deterministic the prompt takes the place of that order.

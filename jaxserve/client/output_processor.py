@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -226,6 +227,21 @@ class OutputProcessor:
         if finish is not None:
             self._finish(live, sequence, finish, reason, now)
         return self._output(live, sequence), stops
+
+    def stop(self, sequence_ids: Sequence[str]) -> list[tuple[str, bool]]:
+        """Sequences met a stop string where their text is made.
+
+        Returns:
+            the request of each that was unfinished, and whether the request has ended with it.
+        """
+        ended, now = [], self._clock.now()
+        for name in sequence_ids:
+            live, index = self._by_sequence.get(name, (None, 0))
+            if live is not None:
+                sequence = live.sequence(index, self._tokenizer)
+                self._finish(live, sequence, "stop", None, now)
+                ended.append((live.request_id, not live.num_unfinished))
+        return ended
 
     def abort(
         self, request_id: str, why: str | None = None, *, finish: str = "abort"

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_t
 
 import msgpack
 
+from jaxserve.boundary.front_messages import FRONT_BODIES
 from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.image_facts import ImageFacts
 from jaxserve.boundary.messages import (
@@ -121,6 +122,7 @@ BODIES = (
         Sync,
     ),
     *(GrammarTokens, TryGrammar, SlowGrammar, Verdict),
+    *FRONT_BODIES,
 )
 
 

@@ -116,7 +116,7 @@ class Answering:
 
     def keep(self, body: bytes, let_go: Callable[[], Awaitable[None]]) -> None:
         """Keep the request for replicas; `let_go` is called once it is kept no more."""
-        self.asked, self._let_go = Forwarded(_plain(self._scope), body), let_go
+        self.asked, self._let_go = Forwarded(plain(self._scope), body), let_go
 
     async def send(self, message: Message) -> None:
         """Send the next message on."""
@@ -208,7 +208,7 @@ def _is_lost(error: Exception) -> bool:
     return isinstance(error, (RayActorError, ReplicaUnavailableError))
 
 
-def _plain(scope: Scope) -> dict[str, Any]:
+def plain(scope: Scope) -> dict[str, Any]:
     """What of a scope can be sent to another process."""
     names = (
         *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path"),

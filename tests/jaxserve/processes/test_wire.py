@@ -13,6 +13,21 @@ import msgpack
 import pytest
 
 from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
+from jaxserve.boundary.front_messages import (
+    AddCall,
+    Drain,
+    EngineStanding,
+    FrontClose,
+    FrontReady,
+    FrontStart,
+    HttpAnswer,
+    HttpRequest,
+    HttpTaken,
+    Left,
+    RequestEnd,
+    RequestFailure,
+    Stopped,
+)
 from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.messages import (
     Abort,
@@ -147,6 +162,19 @@ ALL: list[Body] = [
     TryGrammar(7, "start: x"),
     SlowGrammar(7),
     Verdict(7, "what compiles", True, "start: x"),
+    FrontStart(CONFIG, {"port": 1}, [{"key": "k"}], 20, "1", 2, 3, 4, 5, 6),
+    FrontReady(),
+    EngineStanding("silent", "why"),
+    AddCall(["a"], [ADD], [[b"\x00"]]),
+    Stopped(["1:7.0"]),
+    Left("a"),
+    RequestEnd("a", None),
+    RequestFailure("a", "QueueFullError", "t", "limit", 1.5, "client", "f", "v", "w"),
+    HttpRequest(1, {"headers": [[b"a", b"b"]]}, b"body"),
+    HttpAnswer(1, {"type": "http.response.body", "body": b"x"}),
+    HttpTaken(1, True),
+    Drain(0.5),
+    FrontClose(),
 ]
 
 

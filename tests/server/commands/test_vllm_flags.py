@@ -56,7 +56,6 @@ def test_the_flags_of_a_usual_command_line() -> None:
         ["--enable-lora"],
         ["--pipeline-parallel-size", "2"],
         ["--middleware", "a.b"],
-        ["--api-server-count", "4"],
         ["--response-role", "bot"],
         ["--lora-modules", "a=b"],
         ["--speculative-config", '{"method": "ngram"}'],
