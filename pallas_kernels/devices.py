@@ -142,10 +142,17 @@ class Backends:
         assert self.rotate_and_write
         return self._options("rotate_and_write", self.rotate_and_write)
 
-    @property
-    def prefill_options(self) -> dict[str, Any]:
-        """The keyword arguments of paged_prefill_attention that the device decides."""
-        options = self._options("prefill", self.prefill)
+    def prefill_options(self, *, ahead: bool = False) -> dict[str, Any]:
+        """The keyword arguments of paged_prefill_attention that the device decides.
+
+        Args:
+            ahead: whether rows see tokens behind themselves; XLA attends where the backend's rows
+                cannot.
+        """
+        backend = self.prefill
+        if ahead and not resolve("prefill", backend).sees_ahead:
+            backend = "xla"
+        options = self._options("prefill", backend)
         return options | {"row_invariant": True} if self.row_invariant else options
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,17 @@ _BASE = {
     "tie_word_embeddings": False,
 }
 
+# of Gemma 3: images of 36 pixels, 12 x 12 patches, 3 x 3 places
 _IMAGES = {
     "vision_config": {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 36,
+        "patch_size": 3,
     },
-    "mm_tokens_per_image": 4,
+    "mm_tokens_per_image": 9,
     "image_token_index": VOCAB_SIZE - 1,
     "boi_token_index": VOCAB_SIZE - 2,
     "eoi_token_index": VOCAB_SIZE - 3,
@@ -373,12 +375,14 @@ def make_hf_model(
                 weight.copy_(1.0 + 0.3 * torch.randn_like(weight))
             elif name.endswith("bias"):
                 weight.copy_(0.3 * torch.randn_like(weight))
-            elif "multi_modal_projector.linear" in name:
+            elif re.search("multi_modal_projector.(linear|mm_input)", name):
                 weight.copy_(0.2 * torch.randn_like(weight))
     model = model.to(getattr(torch, dtype))
     model.config.dtype = dtype
     model.save_pretrained(folder, max_shard_size=max_shard_size, safe_serialization=True)
-    if family == "llava":
+    if family == "gemma3_images":
+        save_whole_processor(Path(folder), _IMAGES["vision_config"]["image_size"])
+    elif family == "llava":
         save_image_processor(Path(folder), _CLIP["image_size"])
     elif family in _QWEN_TOWERS:
         save_patch_processor(Path(folder))
@@ -390,6 +394,13 @@ def save_image_processor(folder: Path, side: int) -> None:
 
     square = {"height": side, "width": side}
     CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=square).save_pretrained(folder)
+
+
+def save_whole_processor(folder: Path, side: int) -> None:
+    """Of images that are made squares whatever their shape."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    Gemma3ImageProcessorPil(size={"height": side, "width": side}).save_pretrained(folder)
 
 
 def save_patch_processor(folder: Path) -> None:

@@ -26,6 +26,7 @@ class ImageFacts(NamedTuple):
         row_axes: first axes of an image that count the rows that its encoder is given.
         patches_per_row: patches of the encoder that are in a row.
         position_axes: kinds of position that a token has.
+        sees_whole: whether each place of an image attends to all places of it.
     """
 
     token_id: int
@@ -34,6 +35,7 @@ class ImageFacts(NamedTuple):
     row_axes: int = 0
     patches_per_row: int = 1
     position_axes: int = 1
+    sees_whole: bool = False
 
     @property
     def free_axes(self) -> int:

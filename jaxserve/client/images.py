@@ -174,6 +174,9 @@ def image_processor(folder: str) -> Any:
     except Exception as error:  # transformers raises many
         allowed = f"a folder with preprocessor_config.json ({type(error).__name__}: {error})"
         raise ValidationError("model", folder, allowed) from error
+    if getattr(made, "do_pan_and_scan", False):
+        allowed = "false in the image processor's configuration: an image is one"
+        raise ValidationError("do_pan_and_scan", True, allowed)
     if made.backend != "pil":
         allowed = "an image processor that works with Pillow and NumPy"
         raise ValidationError("model", type(made).__name__, allowed)

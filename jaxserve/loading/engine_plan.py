@@ -237,6 +237,7 @@ def choose(
     if in_memory:
         _require_room(config, model, mesh)
     _require_image_processor(asked, model, files)
+    _require_budget(config, model)
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(
             "dtype=float16: a CPU has no products of it and converts every operand; "
@@ -312,6 +313,25 @@ def _require_image_processor(asked: EngineConfig, model: ModelConfig, files: Mod
     if not any((files.model / name).is_file() for name in names):
         allowed = f"0 where the folder {files.model} has none of {', '.join(names)}"
         raise ValidationError(field, value, allowed)
+
+
+def _require_budget(config: ResolvedConfig, model: ModelConfig) -> None:
+    """Refuse steps that could not hold an image whose tokens are computed in one."""
+    images, asked, scheduler = model.images, config.asked, config.scheduler
+    if images is None or not asked.limit_mm_per_prompt or not images.sees_whole:
+        return
+    places = images.places(images.shape)
+    beside = scheduler.max_num_batched_tokens - scheduler.max_num_seqs
+    for field, value, left in (
+        ("max_num_batched_tokens", scheduler.max_num_batched_tokens, beside),
+        ("prefill_chunk", asked.prefill_chunk, scheduler.max_prefill_tokens),
+    ):
+        if left < places:
+            allowed = (
+                f"room in a step for an image's {places} tokens beside max_num_seqs="
+                f"{scheduler.max_num_seqs} others; limit_mm_per_prompt=0 reads text alone"
+            )
+            raise ValidationError(field, value, allowed)
 
 
 def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> None:

@@ -76,10 +76,11 @@ _DECODERS = (
     Family(
         "Gemma3ForConditionalGeneration",
         "gemma3",
-        gemma3.read_text_config,
+        gemma3.read_image_config,
         gemma3.Gemma3,
         gemma3.source,
         passed_over=gemma3.IMAGE_MODULES,
+        encoding=Encoding(gemma3.GemmaEncoder, gemma3.encoder_source),
     ),
     Family(
         "LlavaForConditionalGeneration",

@@ -9,7 +9,7 @@ from typing import Any
 from jaxserve.boundary.image_facts import ImageFacts
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.hf_fields import flag, layered, one_of, token_ids
+from jaxserve.models.hf_fields import flag, layered, one_of, part, token_ids, vocabulary_token
 from jaxserve.models.llama import LLAMA, MISTRAL
 from jaxserve.models.mlp import ACTIVATIONS
 from jaxserve.models.vision import VisionConfig
@@ -46,6 +46,7 @@ CLIP_LARGE = {
 }
 VISION_MODELS = ("clip_vision_model",)
 STRATEGIES = ("default", "full")
+IMAGE_TOKEN_NAMES = ("image_token_index", "image_token_id")
 IMAGE_TOKEN = 32000
 
 
@@ -87,13 +88,13 @@ def read_config(architecture: str, config: Mapping[str, Any]) -> LlavaConfig:
     Raises:
         UnsupportedModelError: an option or value that is not implemented.
     """
-    text = _part(config, "text_config") or {}
+    text = part(config, "text_config") or {}
     kind = one_of("text_config.model_type", text.get("model_type", "llama"), TEXT_MODELS)
     options, defaults = TEXT_MODELS[kind]
     inner = {**defaults, **{name: value for name, value in text.items() if value is not None}}
     is_tied = flag(config, "tie_word_embeddings") or flag(inner, "tie_word_embeddings")
     inner["tie_word_embeddings"] = is_tied
-    vision = _part(config, "vision_config")
+    vision = part(config, "vision_config")
     given = CLIP_LARGE if vision is None else vision
     one_of("vision_config.model_type", given.get("model_type", VISION_MODELS[0]), VISION_MODELS)
     tower = VisionConfig.from_hf(given, VISION_DEFAULTS)
@@ -108,17 +109,10 @@ def read_config(architecture: str, config: Mapping[str, Any]) -> LlavaConfig:
             "projector_hidden_act", config.get("projector_hidden_act", "gelu"), ACTIVATIONS
         ),
         projector_bias=flag(config, "multimodal_projector_bias", True),
-        image_token=_image_token(config, fields["vocab_size"]),
+        image_token=vocabulary_token(config, IMAGE_TOKEN_NAMES, IMAGE_TOKEN, fields["vocab_size"]),
     )
     made.images  # noqa: B018 (refuses sizes that do not divide)
     return made
-
-
-def _part(config: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
-    part = config.get(field)
-    if part is not None and not isinstance(part, Mapping):
-        raise UnsupportedModelError(field, part, "an object")
-    return part
 
 
 def _feature_layers(given: Any, num_layers: int) -> tuple[int, ...]:
@@ -130,12 +124,3 @@ def _feature_layers(given: Any, num_layers: int) -> tuple[int, ...]:
     except (IndexError, TypeError) as error:
         allowed = f"indices of the {len(states)} hidden states of the tower"
         raise UnsupportedModelError(field, given, allowed) from error
-
-
-def _image_token(config: Mapping[str, Any], vocab_size: int) -> int:
-    names = ("image_token_index", "image_token_id")
-    name = next((one for one in names if config.get(one) is not None), names[0])
-    token = config.get(name, IMAGE_TOKEN)
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-        raise UnsupportedModelError(name, token, f"a token id below {vocab_size}")
-    return token

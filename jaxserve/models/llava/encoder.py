@@ -17,25 +17,21 @@ from jaxserve.models.llava.config import LlavaConfig
 from jaxserve.models.mlp import ACTIVATIONS
 from jaxserve.models.sources import Place, Source, whole
 from jaxserve.models.vision import (
+    Blocks,
     Dense,
     Filters,
     LayerNorm,
     PatchEmbedding,
-    VisionBlock,
+    Table,
     VisionConfig,
 )
-
-
-class _Table(nnx.Module):
-    def __init__(self, rows: int, size: int, dtype: Any):
-        self.weight = parameter((rows, size), dtype, (None, None))
 
 
 class _Embeddings(nnx.Module):
     def __init__(self, config: VisionConfig, dtype: Any):
         self.class_embedding = parameter((config.hidden_size,), dtype, (None,), fill=0.0)
         self.patch_embedding = PatchEmbedding(config, dtype)
-        self.position_embedding = _Table(config.num_patches + 1, config.hidden_size, dtype)
+        self.position_embedding = Table(config.num_patches + 1, config.hidden_size, dtype)
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
         """[B, 3, H, W] -> [B, 1 + N, E], the class token first."""
@@ -44,11 +40,6 @@ class _Embeddings(nnx.Module):
         first = jnp.broadcast_to(first, (len(patches), 1, first.shape[-1]))
         x = jnp.concatenate([first, patches], axis=1)
         return x + self.position_embedding.weight[...]
-
-
-class _Layers(nnx.Module):
-    def __init__(self, config: VisionConfig, dtype: Any, num_layers: int):
-        self.layers = nnx.List([VisionBlock(config, dtype) for _ in range(num_layers)])
 
 
 class ClipTower(nnx.Module):
@@ -60,7 +51,7 @@ class ClipTower(nnx.Module):
         self.embeddings = _Embeddings(vision, dtype)
         # the checkpoints' spelling
         self.pre_layrnorm = LayerNorm(vision.hidden_size, vision.layer_norm_eps, dtype)
-        self.encoder = _Layers(vision, dtype, max(self.wanted))
+        self.encoder = Blocks(vision, dtype, max(self.wanted))
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
         """[B, 3, H, W] -> [B, 1 + N, layers * E]: the wanted layers' outputs, side by side."""
