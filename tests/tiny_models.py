@@ -51,6 +51,9 @@ _CLIP = {
     "patch_size": 7,
 }
 
+# of LLaVA-NeXT: 2 to 4 tiles of it
+_PINPOINTS = {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]}
+
 # of Qwen2-VL and Qwen2.5-VL: patches of 4 pixels, squares of 2 x 2, windows of 2 x 2 squares
 _QWEN_TOWER = {
     "num_heads": 4,
@@ -82,6 +85,7 @@ FAMILIES = (
     "gemma3",
     "gemma3_images",
     "llava",
+    "llava_next",
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_moe",
@@ -261,20 +265,18 @@ IMAGE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"vision_feature_select_strategy": "full", "vision_feature_layer": [-1, 0, -2]},
     ),
     "llava_mistral": ("llava", {"model_type": "mistral", "sliding_window": 17}),
+    "llava_next": ("llava_next", {}),
     "qwen2_vl": ("qwen2_vl", _rope("default", mrope_section=[2, 3, 3])),
     "qwen2_5_vl": ("qwen2_5_vl", _rope("default", mrope_section=[4, 1, 3])),
 }
 
 
-def _llava_config(**given: Any) -> Any:
+def _llava_config(kind: Any, more: dict[str, Any], given: dict[str, Any]) -> Any:
     """A LLaVA's config: what is not of LLaVA's own is of the language model."""
-    from transformers import LlavaConfig
-
     own = {name: given.pop(name) for name in [*given] if name.startswith("vision_feature")}
     text = {"model_type": "llama", **given}
-    return LlavaConfig(
-        vision_config=_CLIP, text_config=text, image_token_index=VOCAB_SIZE - 1, **own
-    )
+    own |= more | {"image_token_index": VOCAB_SIZE - 1}
+    return kind(vision_config=_CLIP, text_config=text, **own)
 
 
 def _qwen_config(kind: Any, tower: str, text: dict[str, Any]) -> Any:
@@ -318,7 +320,10 @@ def make_hf_model(
         Gemma3TextConfig,
         LlamaConfig,
         LlamaForCausalLM,
+        LlavaConfig,
         LlavaForConditionalGeneration,
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
         MistralConfig,
         MistralForCausalLM,
         MixtralConfig,
@@ -354,7 +359,14 @@ def make_hf_model(
             lambda **text: Gemma3Config(text_config=text, **_IMAGES),
             Gemma3ForConditionalGeneration,
         ),
-        "llava": (_llava_config, LlavaForConditionalGeneration),
+        "llava": (
+            lambda **text: _llava_config(LlavaConfig, {}, text),
+            LlavaForConditionalGeneration,
+        ),
+        "llava_next": (
+            lambda **text: _llava_config(LlavaNextConfig, _PINPOINTS, text),
+            LlavaNextForConditionalGeneration,
+        ),
         "qwen2_vl": (
             lambda **text: _qwen_config(Qwen2VLConfig, family, text),
             Qwen2VLForConditionalGeneration,
@@ -384,6 +396,8 @@ def make_hf_model(
         save_whole_processor(Path(folder), _IMAGES["vision_config"]["image_size"])
     elif family == "llava":
         save_image_processor(Path(folder), _CLIP["image_size"])
+    elif family == "llava_next":
+        save_tile_processor(Path(folder), _CLIP["image_size"])
     elif family in _QWEN_TOWERS:
         save_patch_processor(Path(folder))
     return Path(folder)
@@ -394,6 +408,17 @@ def save_image_processor(folder: Path, side: int) -> None:
 
     square = {"height": side, "width": side}
     CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=square).save_pretrained(folder)
+
+
+def save_tile_processor(folder: Path, side: int) -> None:
+    """Of images that are cut into tiles."""
+    from transformers.models.llava_next.image_processing_pil_llava_next import (
+        LlavaNextImageProcessorPil,
+    )
+
+    square = {"height": side, "width": side}
+    made = LlavaNextImageProcessorPil(size={"shortest_edge": side}, crop_size=square, **_PINPOINTS)
+    made.save_pretrained(folder)
 
 
 def save_whole_processor(folder: Path, side: int) -> None:

@@ -82,14 +82,25 @@ _DECODERS = (
         passed_over=gemma3.IMAGE_MODULES,
         encoding=Encoding(gemma3.GemmaEncoder, gemma3.encoder_source),
     ),
-    Family(
-        "LlavaForConditionalGeneration",
-        "llava",
-        llava.read_config,
-        llama.Llama,
-        llama.source,
-        passed_over=gemma3.IMAGE_MODULES,
-        encoding=Encoding(llava.LlavaEncoder, llava.encoder_source),
+    *(
+        Family(
+            architecture,
+            model_type,
+            read_config,
+            llama.Llama,
+            llama.source,
+            passed_over=llava.IMAGE_MODULES,
+            encoding=Encoding(encoder, llava.encoder_source),
+        )
+        for architecture, model_type, read_config, encoder in (
+            ("LlavaForConditionalGeneration", "llava", llava.read_config, llava.LlavaEncoder),
+            (
+                "LlavaNextForConditionalGeneration",
+                "llava_next",
+                llava.read_next_config,
+                llava.LlavaNextEncoder,
+            ),
+        )
     ),
     *(
         Family(

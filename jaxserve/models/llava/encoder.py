@@ -1,6 +1,6 @@
-"""LLaVA 1.5's encoder of images: CLIP's tower and a projector of two layers.
+"""The encoder of LLaVA 1.5 and of LLaVA-NeXT: CLIP's tower and a projector of two layers.
 
-Liu et al., "Improved Baselines with Visual Instruction Tuning", 2023; Radford et al., "Learning
+Liu et al., "Improved Baselines with Visual Instruction Tuning", 2023, and "LLaVA-NeXT", 2024; Radford et al., "Learning
 Transferable Visual Models From Natural Language Supervision", 2021.
 """
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.linear import parameter
-from jaxserve.models.llava.config import LlavaConfig
+from jaxserve.models.llava.config import LlavaConfig, LlavaNextConfig
 from jaxserve.models.mlp import ACTIVATIONS
 from jaxserve.models.sources import Place, Source, whole
 from jaxserve.models.vision import (
@@ -83,6 +83,20 @@ class LlavaEncoder(nnx.Module):
     def __call__(self, pixels: jax.Array, places: jax.Array) -> jax.Array:
         """Pixels [B, 3, H, W] -> [B, places, hidden size of the language model]."""
         return self.multi_modal_projector(self.vision_tower(pixels)[:, self.first :])
+
+
+class LlavaNextEncoder(LlavaEncoder):
+    """Embeddings of tiles, each followed by the one that ends a line of an image."""
+
+    def __init__(self, config: LlavaNextConfig, dtype: Any):
+        super().__init__(config, dtype)
+        self.image_newline = parameter((config.hidden_size,), dtype, (None,), fill=0.0)
+
+    def __call__(self, pixels: jax.Array, places: jax.Array) -> jax.Array:
+        """Pixels [B, 3, H, W] -> [B, places + 1, hidden size of the language model]."""
+        x = super().__call__(pixels, places)
+        end = jnp.broadcast_to(self.image_newline[...], (len(x), 1, x.shape[-1])).astype(x.dtype)
+        return jnp.concatenate([x, end], axis=1)
 
 
 def encoder_source(place: Place, config: LlavaConfig) -> Source | Filters:
