@@ -176,7 +176,5 @@ async def count_prompt(
 
 async def _count(service: Service, chat: ChatCompletionRequest, tools: Any) -> int:
     images: list[str] = []
-    tokens = await service.encode_chat(
-        chat, add_special_tokens=False, tools=tools, images=images
-    )
+    tokens = await service.encode_chat(chat, add_special_tokens=False, tools=tools, images=images)
     return len(await service.with_places(tokens, images) if images else tokens)

@@ -46,9 +46,7 @@ class Part(NamedTuple):
 
     setting: str
     read: Callable[[Any, ModelFacts], np.ndarray]
-    places: Callable[[np.ndarray, tuple[int, ...], ModelFacts], int] = (
-        lambda array, detail, model: len(array)
-    )
+    places: Callable[[np.ndarray, tuple[int, ...], ModelFacts], int] = lambda array, *_: len(array)
     detail: Callable[[Any], tuple[int, ...]] = lambda given: ()
 
 

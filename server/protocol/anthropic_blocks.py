@@ -21,8 +21,8 @@ from server.protocol.conversation import (
     joined,
     joined_text,
     part_kind,
-    text_part,
     text_of,
+    text_part,
 )
 
 _TEXTS: Mapping[str, str] = MappingProxyType({"text": "text"})

@@ -30,7 +30,7 @@ class Conversation:
         self._open: dict[str, Any] | None = None  # of the assistant, to which more may belong
 
     def say(self, role: str, text: Content) -> None:
-        """A message, as text or as parts; what the assistant has thought just before is of the same one."""
+        """A message; what the assistant has thought just before is of the same one."""
         if role == ASSISTANT:
             self._message("content", "tool_calls")["content"] = text
             return

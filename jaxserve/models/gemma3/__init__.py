@@ -1,4 +1,4 @@
-"""Gemma 3: Gemma 2's blocks with norms of queries and keys, rope by the kind of layer, and images."""
+"""Gemma 3: Gemma 2's blocks with norms of queries and keys, two kinds of rope, and images."""
 
 from jaxserve.models.gemma3.config import IMAGE_MODULES, read_config, read_image_config
 from jaxserve.models.gemma3.encoder import GemmaEncoder, encoder_source

@@ -1,7 +1,7 @@
 """The encoder of LLaVA 1.5 and of LLaVA-NeXT: CLIP's tower and a projector of two layers.
 
-Liu et al., "Improved Baselines with Visual Instruction Tuning", 2023, and "LLaVA-NeXT", 2024; Radford et al., "Learning
-Transferable Visual Models From Natural Language Supervision", 2021.
+Liu et al., "Improved Baselines with Visual Instruction Tuning", 2023, and "LLaVA-NeXT", 2024;
+Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", 2021.
 """
 
 from __future__ import annotations
