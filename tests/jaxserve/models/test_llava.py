@@ -1,4 +1,7 @@
-"""What the config.json of LLaVA, LLaVA-NeXT and Gemma 3 says of images; tests/jaxserve/test_images.py has its numbers."""
+"""What the config.json of LLaVA, LLaVA-NeXT and Gemma 3 says of images.
+
+tests/jaxserve/test_images.py and its neighbours have their numbers.
+"""
 
 from __future__ import annotations
 
