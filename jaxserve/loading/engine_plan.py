@@ -23,7 +23,7 @@ from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
 from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, require_room, room_of, weights_at_most
-from jaxserve.loading.defaults import resolve
+from jaxserve.loading.defaults import resolve, whole_places
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
 from jaxserve.loading.load_progress import LoadProgress
@@ -317,10 +317,8 @@ def _require_image_processor(asked: EngineConfig, model: ModelConfig, files: Mod
 
 def _require_budget(config: ResolvedConfig, model: ModelConfig) -> None:
     """Refuse steps that could not hold an image whose tokens are computed in one."""
-    images, asked, scheduler = model.images, config.asked, config.scheduler
-    if images is None or not asked.limit_mm_per_prompt or not images.sees_whole:
-        return
-    places = images.places(images.shape)
+    asked, scheduler = config.asked, config.scheduler
+    places = whole_places(asked, model)
     beside = scheduler.max_num_batched_tokens - scheduler.max_num_seqs
     for field, value, left in (
         ("max_num_batched_tokens", scheduler.max_num_batched_tokens, beside),
