@@ -324,7 +324,7 @@ def _require_budget(config: ResolvedConfig, model: ModelConfig) -> None:
         ("max_num_batched_tokens", scheduler.max_num_batched_tokens, beside),
         ("prefill_chunk", asked.prefill_chunk, scheduler.max_prefill_tokens),
     ):
-        if left < places:
+        if places and left < places:
             allowed = (
                 f"room in a step for an image's {places} tokens beside max_num_seqs="
                 f"{scheduler.max_num_seqs} others; limit_mm_per_prompt=0 reads text alone"

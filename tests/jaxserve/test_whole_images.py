@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+from flax import nnx
 
 from jaxserve import LLM
 from jaxserve.errors import ValidationError
+from jaxserve.models import vision
+from jaxserve.models.gemma3.config import VISION_DEFAULTS
 from tests.image_models import save_tokenizer
 from tests.jaxserve.images import Oracle, make_image
 from tests.jaxserve.test_images import GREEDY, IMAGE, asked, check, encoder, prompt
@@ -88,3 +93,17 @@ def test_steps_without_room_for_an_image_are_refused(make_llm: Any, model_folder
         make_llm(model_folder(CASE), max_num_batched_tokens=11)
     with pytest.raises(ValidationError, match=r"prefill_chunk=8.*9 tokens"):
         make_llm(model_folder(CASE), prefill_chunk=8)
+
+
+def test_a_head_at_a_time_attends_as_all_do(monkeypatch: Any) -> None:
+    config = vision.VisionConfig.from_hf(
+        {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 8}, VISION_DEFAULTS
+    )
+    graph, state = nnx.split(vision.VisionAttention(config, "float32"))
+    leaves, tree = jax.tree.flatten(state)
+    keys = jax.random.split(jax.random.key(0), len(leaves) + 1)
+    leaves = [jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves)]
+    attention, x = nnx.merge(graph, tree.unflatten(leaves)), jax.random.normal(keys[-1], (2, 9, 32))
+    wanted = attention(x)
+    monkeypatch.setattr(vision, "MOST_SCORES", 0)
+    assert np.abs(attention(x) - wanted).max() < 1e-4
