@@ -122,7 +122,7 @@ def read_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
 def read_image_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
     """Reads a parsed config.json of a Gemma 3 with images: the text model's is its `text_config`.
 
-    One without `vision_config` is of the text model alone.
+    One without `vision_config`, or with an empty one, is of the text model alone.
 
     Where transformers has fields of both, those outside say which tokens end a text and whether the
     lm head is the embedding. As there, `final_logit_softcapping` has no effect.
@@ -143,7 +143,7 @@ def read_image_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Con
     _tell_unused(architecture, "final_logit_softcapping", made.logits_soft_cap)
     made = replace(made, logits_soft_cap=None)
     vision = part(config, "vision_config")
-    if vision is None:
+    if not vision:
         return made
     one_of("vision_config.model_type", vision.get("model_type", VISION_MODELS[0]), VISION_MODELS)
     tower = VisionConfig.from_hf(vision, VISION_DEFAULTS)
