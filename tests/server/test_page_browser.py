@@ -163,7 +163,8 @@ def test_structured_output_and_the_request_as_code(page: Page) -> None:
 def test_images_that_are_dropped_and_pasted_go_along(page: Page) -> None:
     told = page.run(
         """import('/page/pictures.js').then(async ({ Pictures, content }) => {
-          const [box, area, field] = ['div', 'div', 'textarea'].map((tag) => document.createElement(tag));
+          const made = (tag) => document.createElement(tag);
+          const [box, area, field] = ['div', 'div', 'textarea'].map(made);
           const told = [], pictures = new Pictures(box, area, field, (text) => told.push(text));
           const canvas = document.createElement('canvas');
           const blob = await new Promise((done) => canvas.toBlob(done));
