@@ -142,6 +142,11 @@ class Backends:
         assert self.rotate_and_write
         return self._options("rotate_and_write", self.rotate_and_write)
 
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether rows of prefill may see tokens behind themselves."""
+        return resolve("prefill", self.prefill).sees_ahead
+
     def prefill_options(self, *, ahead: bool = False) -> dict[str, Any]:
         """The keyword arguments of paged_prefill_attention that the device decides.
 
@@ -150,7 +155,7 @@ class Backends:
                 cannot.
         """
         backend = self.prefill
-        if ahead and not resolve("prefill", backend).sees_ahead:
+        if ahead and not self.sees_ahead:
             backend = "xla"
         options = self._options("prefill", backend)
         return options | {"row_invariant": True} if self.row_invariant else options

@@ -272,6 +272,10 @@ def choose(
             f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
             f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
         )
+        if whole_places(asked, model) and not backends.sees_ahead:
+            report.say(
+                f"prefill of images by xla: {backends.prefill} rows see nothing behind themselves"
+            )
         form = LinearForm.of(backends, online, row_invariant)
         if stored:
             plan = stored_plan(files.model, form)
