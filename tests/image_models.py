@@ -30,16 +30,16 @@ def save_tokenizer(folder: Path, *, begins: bool = False) -> Path:
 
     With `begins` it has `<begin>` and `<end>` as well, and images are written as Gemma 3's are.
     """
+    frame = ["<begin>", "<end>"] if begins else []
     # space and newline, then those of ASCII
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda one: (one not in "ĠĊ", one))
-    words = ["<unk>", "<s>", "</s>", *symbols][:IMAGE]
+    words = ["<unk>", "<s>", "</s>", *symbols][: IMAGE - len(frame)]
     backend = Tokenizer(
         models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>")
     )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    frame = ["<begin>", "<end>"] if begins else []
     backend.add_special_tokens(frame)
     while backend.get_vocab_size() < IMAGE:
         backend.add_tokens([AddedToken(f"<extra {backend.get_vocab_size()}>", special=True)])
