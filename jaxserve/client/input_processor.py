@@ -178,8 +178,10 @@ class InputProcessor:
         """
         rest = {name: value for name, value in prompt.items() if name != MULTI_MODAL}
         if count := len(self._images.asked(prompt)):
-            rest = self._framed(rest)
-            facts, (_, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
+            facts, (_, tokens, _) = (
+                facts_of(self._model),
+                self._tokenise_mapping(self._framed(rest)),
+            )
             check_count(tokens, facts, count)
             rest = {
                 "prompt_token_ids": tokens + [facts.token_id] * count * (least_places(facts) - 1)
