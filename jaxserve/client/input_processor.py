@@ -180,7 +180,10 @@ class InputProcessor:
         """
         rest = {name: value for name, value in prompt.items() if name != MULTI_MODAL}
         if count := len(self._images.asked(prompt)):
-            facts, (_, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
+            facts, (_, tokens, _) = (
+                facts_of(self._model),
+                self._tokenise_mapping(self._framed(rest)),
+            )
             check_count(tokens, facts, count)
             rest = {
                 "prompt_token_ids": tokens + [facts.token_id] * count * (least_places(facts) - 1)
@@ -488,7 +491,7 @@ class InputProcessor:
             raise ValidationError(
                 MULTI_MODAL, "...", "nothing beside arrays in the prompt's places"
             )
-        facts, (text, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
+        facts, (text, tokens, _) = facts_of(self._model), self._tokenise_mapping(self._framed(rest))
         check_count(tokens, facts, len(images))
         # what does not fit is refused before an image is looked at
         self._check_length(prompt, len(tokens) + len(images) * (least_places(facts) - 1))
@@ -497,6 +500,13 @@ class InputProcessor:
         self._check_length(prompt, len(made))
         _, tokens, spans = self._with_parts({"prompt_token_ids": made}, {"images": pairs})
         return text, tokens, spans
+
+    def _framed(self, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A prompt whose text, where it has no token ids, has images as the model reads them."""
+        text, tokens = (prompt.get(name) for name in PROMPT_KEYS)
+        if tokens is not None or self._tokenizer is None or not isinstance(text, str):
+            return prompt
+        return {**prompt, PROMPT_KEYS[0]: self._tokenizer.framed(text)}
 
     def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> Tokenised:
         if prompt.get(MULTI_MODAL) is not None:

@@ -11,7 +11,7 @@ import itertools
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -121,8 +121,13 @@ class Encoder:
             given = self._given(size)
             self._programs[size] = jax.jit(self._run).lower(self._state, *given).compile()
 
-    def encode(self, given: Sequence[tuple[tuple[int, ...], bytes]]) -> Future[list[Encoded]]:
-        """Rows of each array, which comes as its shape and little-endian float32.
+    def encode(
+        self,
+        given: Sequence[tuple[tuple[int, ...], bytes]],
+        join: Callable[[list[Encoded]], list[Encoded]] = lambda made: made,
+    ) -> Future[list[Encoded]]:
+        """Rows of each array, which comes as its shape and little-endian float32; or what `join`
+        makes of them.
 
         Arrays that are known, or wait already, are not encoded again. An array that only cancelled
         futures wait for is dropped.
@@ -139,7 +144,7 @@ class Encoder:
             if not is_last or not done.set_running_or_notify_cancel():
                 return
             try:
-                done.set_result([Encoded(key, future.result()) for key, future in every])
+                done.set_result(join([Encoded(key, future.result()) for key, future in every]))
             except Exception as error:  # of any of them: the request ends with it
                 done.set_exception(error)
 

@@ -23,7 +23,7 @@ from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
 from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, require_room, room_of, weights_at_most
-from jaxserve.loading.defaults import resolve
+from jaxserve.loading.defaults import resolve, whole_places
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
 from jaxserve.loading.load_progress import LoadProgress
@@ -237,6 +237,7 @@ def choose(
     if in_memory:
         _require_room(config, model, mesh)
     _require_image_processor(asked, model, files)
+    _require_budget(config, model)
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(
             "dtype=float16: a CPU has no products of it and converts every operand; "
@@ -271,6 +272,10 @@ def choose(
             f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
             f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
         )
+        if whole_places(asked, model) and not backends.sees_ahead:
+            report.say(
+                f"prefill of images by xla: {backends.prefill} rows see nothing behind themselves"
+            )
         form = LinearForm.of(backends, online, row_invariant)
         if stored:
             plan = stored_plan(files.model, form)
@@ -312,6 +317,23 @@ def _require_image_processor(asked: EngineConfig, model: ModelConfig, files: Mod
     if not any((files.model / name).is_file() for name in names):
         allowed = f"0 where the folder {files.model} has none of {', '.join(names)}"
         raise ValidationError(field, value, allowed)
+
+
+def _require_budget(config: ResolvedConfig, model: ModelConfig) -> None:
+    """Refuse steps that could not hold an image whose tokens are computed in one."""
+    asked, scheduler = config.asked, config.scheduler
+    places = whole_places(asked, model)
+    beside = scheduler.max_num_batched_tokens - scheduler.max_num_seqs
+    for field, value, left in (
+        ("max_num_batched_tokens", scheduler.max_num_batched_tokens, beside),
+        ("prefill_chunk", asked.prefill_chunk, scheduler.max_prefill_tokens),
+    ):
+        if places and left < places:
+            allowed = (
+                f"room in a step for an image's {places} tokens beside max_num_seqs="
+                f"{scheduler.max_num_seqs} others; limit_mm_per_prompt=0 reads text alone"
+            )
+            raise ValidationError(field, value, allowed)
 
 
 def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> None:

@@ -40,6 +40,8 @@ class PagedBatch(NamedTuple):
             idle.
         query_lens: int32[B] tokens of each decode row, up to Q; None where all have one.
         lanes: the prefill lanes; None in a decode program.
+        last_seen: int32[C] position of the last token that each token of the region attends to;
+            None: its own.
     """
 
     tables: tuple[GroupTables, ...]
@@ -47,6 +49,7 @@ class PagedBatch(NamedTuple):
     decode_lens: jax.Array
     query_lens: jax.Array | None
     lanes: PrefillLanes | None
+    last_seen: jax.Array | None = None
 
 
 def make_attend(
@@ -114,7 +117,9 @@ def make_attend(
             out = out.reshape(num_decode, *out.shape[-2:])
             if batch.lanes is not None and pages.lane_table is not None:
                 lanes = pages.lane_table, batch.lanes
-                region = cache.prefill(held, layer, q[num_decode:], *lanes, **options)
+                region = cache.prefill(
+                    held, layer, q[num_decode:], *lanes, last_seen=batch.last_seen, **options
+                )
                 out = jnp.concatenate([out, region])
             return out[:, :, :head_dim], held
 

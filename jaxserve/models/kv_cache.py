@@ -304,7 +304,8 @@ class KVCache:
         **options: Any,
     ) -> jax.Array:
         """Attention of packed chunks, see `pallas_kernels.paged_prefill_attention`."""
-        options |= self._read_options(held, layer) | self.backends.prefill_options
+        ahead = options["last_seen"] is not None
+        options |= self._read_options(held, layer) | self.backends.prefill_options(ahead=ahead)
         return paged_prefill_attention(q, held.pages, page_table, lanes, **options)
 
     def _first_page(self, layer: int) -> int:

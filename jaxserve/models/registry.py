@@ -76,19 +76,31 @@ _DECODERS = (
     Family(
         "Gemma3ForConditionalGeneration",
         "gemma3",
-        gemma3.read_text_config,
+        gemma3.read_image_config,
         gemma3.Gemma3,
         gemma3.source,
         passed_over=gemma3.IMAGE_MODULES,
+        encoding=Encoding(gemma3.GemmaEncoder, gemma3.encoder_source),
     ),
-    Family(
-        "LlavaForConditionalGeneration",
-        "llava",
-        llava.read_config,
-        llama.Llama,
-        llama.source,
-        passed_over=gemma3.IMAGE_MODULES,
-        encoding=Encoding(llava.LlavaEncoder, llava.encoder_source),
+    *(
+        Family(
+            architecture,
+            model_type,
+            read_config,
+            llama.Llama,
+            llama.source,
+            passed_over=llava.IMAGE_MODULES,
+            encoding=Encoding(encoder, llava.encoder_source),
+        )
+        for architecture, model_type, read_config, encoder in (
+            ("LlavaForConditionalGeneration", "llava", llava.read_config, llava.LlavaEncoder),
+            (
+                "LlavaNextForConditionalGeneration",
+                "llava_next",
+                llava.read_next_config,
+                llava.LlavaNextEncoder,
+            ),
+        )
     ),
     *(
         Family(

@@ -285,6 +285,9 @@ def _reader(kind: Any) -> Reader | None:
             return None
         return lambda value: {key: read_value(item) for key, item in value.items()}
     if origin in (tuple, frozenset):
+        read_one = _reader(arguments[0]) if arguments[1:] == (...,) else None
+        if read_one is not None:
+            return lambda value: origin(map(read_one, value))
         assert not any(map(_reader, (one for one in arguments if one is not ...)))
         return origin
     if isinstance(kind, type) and issubclass(kind, Enum):

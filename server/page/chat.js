@@ -4,6 +4,7 @@ import { ApiError, address, ask, events, getKey } from "./api.js";
 import { Conversations } from "./conversations.js";
 import { $, SpokenText, announce, duration, h, shown, tabs } from "./dom.js";
 import { markdown } from "./markdown.js";
+import { Pictures, content, shortened, views } from "./pictures.js";
 import { Sampling } from "./sampling.js";
 import { curl, python } from "./snippets.js";
 import { TokenReader, appendTokens, markEnd, tokenBox } from "./tokens.js";
@@ -18,6 +19,7 @@ export class Chat {
     this.spoken = new SpokenText();
     this.store = new Conversations();
     this.sampling = new Sampling($("settings"));
+    this.pictures = new Pictures($("pictures"), $("chat"), $("prompt"), toast);
     this.titles = new Map(); // id of a request -> title of its conversation, for the engine's view
     $("show-logprobs").checked = localStorage.getItem(LOGPROBS) === "yes";
     this.bindControls();
@@ -29,7 +31,9 @@ export class Chat {
     this.facts = facts;
     this.sampling.bind(facts);
     $("show-logprobs").disabled = !facts.max_logprobs;
-    $("prompt").placeholder = facts.chat ? "Ask something" : "Begin a text: this model has no chat template";
+    this.pictures.bind(facts.chat ? facts.images : 0);
+    const ask = facts.images ? "Ask something; images can be pasted or dropped" : "Ask something";
+    $("prompt").placeholder = facts.chat ? ask : "Begin a text: this model has no chat template";
     $("send").disabled = false;
   }
 
@@ -129,11 +133,12 @@ export class Chat {
   // -- asking ---------------------------------------------------------------------------------
 
   send(text = $("prompt").value) {
-    if (this.running || !this.facts || !text.trim()) return;
+    if (this.running || !this.facts || !(text.trim() || this.pictures.urls.length)) return;
     const { current } = this.store;
     if (!this.readFields()) return;
-    current.title ||= text.trim().slice(0, 60);
-    current.messages.push({ role: "user", content: text });
+    current.title ||= text.trim().slice(0, 60) || "An image";
+    const images = this.pictures.taken();
+    current.messages.push({ role: "user", content: text, ...(images.length ? { images } : {}) });
     $("prompt").value = "";
     fit($("prompt"));
     this.answer();
@@ -163,7 +168,7 @@ export class Chat {
     const body = { model: facts.models[0] };
     if (facts.chat) {
       const { system } = this.store.current;
-      body.messages = messages.map(({ role, content }) => ({ role, content }));
+      body.messages = messages.map((one) => ({ role: one.role, content: content(one.content, one.images) }));
       if (system) body.messages.unshift({ role: "system", content: system });
     } else {
       body.prompt = messages.map((one) => one.content).join("");
@@ -265,7 +270,7 @@ export class Chat {
     const draft = $("prompt").value;
     if (draft.trim()) messages.splice(0, messages.length, ...this.store.current.messages, { role: "user", content: draft });
     if (!messages.length) messages.push({ role: "user", content: "What is 12 + 30?" });
-    const [path, body] = this.request(messages);
+    const [path, body] = this.request(shortened(messages));
     const hasKey = this.facts.has_keys || getKey() !== "";
     $("code-text").textContent = asPython ? python(address("v1"), body, hasKey) : curl(address(path), body, hasKey);
   }
@@ -315,7 +320,7 @@ class MessageView {
     const near = isNearEnd();
     this.box = null;
     if (message.role === "user") {
-      this.body.replaceChildren(h("p", { class: "plain" }, message.content));
+      this.body.replaceChildren(...views(message.images ?? []), h("p", { class: "plain" }, message.content));
     } else if (this.asTokens) {
       this.box = tokenBox();
       appendTokens(this.box, message.tokens);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +158,36 @@ def test_structured_output_and_the_request_as_code(page: Page) -> None:
         "(() => { const kind = document.getElementById('s-kind'); kind.value = 'text';"
         "kind.dispatchEvent(new Event('change')); })()"
     )
+
+
+def test_images_that_are_dropped_and_pasted_go_along(page: Page) -> None:
+    told = page.run(
+        """import('/page/pictures.js').then(async ({ Pictures, content }) => {
+          const made = (tag) => document.createElement(tag);
+          const [box, area, field] = ['div', 'div', 'textarea'].map(made);
+          const told = [], pictures = new Pictures(box, area, field, (text) => told.push(text));
+          const canvas = document.createElement('canvas');
+          const blob = await new Promise((done) => canvas.toBlob(done));
+          const data = new DataTransfer();
+          data.items.add(new File([blob], 'a.png', { type: 'image/png' }));
+          const drop = () => area.dispatchEvent(new DragEvent('drop', { dataTransfer: data }));
+          drop();  // of a model of text
+          pictures.bind(2);
+          drop();
+          field.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data }));
+          drop();
+          while (!told.length) await new Promise((done) => setTimeout(done, 5));
+          const shown = box.querySelectorAll('img').length;
+          return JSON.stringify([shown, content('what?', pictures.taken()), box.hidden, told]);
+        })"""
+    )
+    shown, parts, is_hidden, said = json.loads(told)
+    assert shown == 2 and is_hidden and "At most 2 images" in said[0]
+    *images, text = parts
+    assert text == {"type": "text", "text": "what?"} and len(images) == 2
+    for image in images:
+        assert image["type"] == "image_url"
+        assert image["image_url"]["url"].startswith("data:image/png;base64,")
 
 
 def test_what_a_model_writes_is_text(page: Page) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from jaxserve.boundary.image_tiles import Tiling
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.prompt_spans import IMAGES, PromptSpan
-from jaxserve.execution.encoder import Encoded, Encoder
+from jaxserve.execution.encoder import DIGEST_BYTES, Encoded, Encoder
 from jaxserve.execution.features.feature import NO_OPTIONS, Facts, Host
 from jaxserve.execution.features.prompt_embeds import PromptEmbeds
 from jaxserve.memory.page_keys import KeySpan
@@ -51,7 +54,12 @@ class Images(PromptEmbeds):
         if not mine:
             return None
         assert self.encoder is not None
-        done = self.encoder.encode([(span.shape, span.data) for span in mine])
+        tiling = self._tiling
+        if tiling is None:
+            done = self.encoder.encode([(span.shape, span.data) for span in mine])
+        else:  # each tile is an image to the encoder
+            tiles = [one for span in mine for one in tiles_of(span)]
+            done = self.encoder.encode(tiles, partial(joined, mine, tiling))
         if not done.done():
             names = asked.sequence_ids
             self._waiting |= dict.fromkeys(names, (done, {*names}))
@@ -78,5 +86,32 @@ class Images(PromptEmbeds):
         encoded: Encoded = request.shared[self.name][mine.index(span.start)]
         return encoded.rows
 
+    @property
+    def _tiling(self) -> Tiling | None:
+        model = self.facts.model
+        return None if model is None or model.images is None else model.images.tiling
+
     def _spans(self, request: Request) -> list[PromptSpan]:
         return [one for one in request.asked.spans if one.part == self.name]
+
+
+def tiles_of(span: PromptSpan) -> list[tuple[tuple[int, ...], bytes]]:
+    """Shape and bytes of each tile of an image."""
+    count, size = span.shape[0], len(span.data) // span.shape[0]
+    return [(span.shape[1:], span.data[one * size : (one + 1) * size]) for one in range(count)]
+
+
+def joined(
+    spans: Sequence[PromptSpan], tiling: Tiling, encoded: Sequence[Encoded]
+) -> list[Encoded]:
+    """What the encoder made of each image, of what it made of their tiles in this order."""
+    made, begin = [], 0
+    for span in spans:
+        tiles = encoded[begin : begin + span.shape[0]]
+        begin += len(tiles)
+        digest = hashlib.blake2b(repr(span.detail).encode(), digest_size=DIGEST_BYTES)
+        for tile in tiles:
+            digest.update(tile.digest)
+        rows = np.concatenate([tile.rows for tile in tiles])
+        made.append(Encoded(digest.digest(), rows[tiling.picks(*span.detail)]))
+    return made

@@ -181,7 +181,8 @@ def encoded(pixels: np.ndarray) -> np.ndarray:
 def test_rows_that_the_engine_makes(
     make_llm: Any, model_folder: Any, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part = Part("enable_prompt_embeds", lambda given, model: given, lambda pixels: 2 * len(pixels))
+    places = lambda pixels, *_: 2 * len(pixels)  # noqa: E731
+    part = Part("enable_prompt_embeds", lambda given, model: given, places)
     monkeypatch.setitem(PARTS, "images", part)
     settings = {"enable_prompt_embeds": True, "features": [Images], "max_num_batched_tokens": 16}
     seeing = make_llm(model_folder(CASE), **settings)

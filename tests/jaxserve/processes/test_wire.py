@@ -29,6 +29,8 @@ from jaxserve.boundary.front_messages import (
     Stopped,
 )
 from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
+from jaxserve.boundary.image_facts import ImageFacts
+from jaxserve.boundary.image_tiles import Tiling
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -107,7 +109,7 @@ ADD = AddGroup(
     "salt",
     BeamSearchParams(3, 7, early_stopping="never", length_penalty=0.5),
     PoolingParams("mean", False, 2),
-    [PromptSpan("a", 0, 2, (1, 4), b"\x00\xff\x80?"), PromptSpan("b", 2, 1, (), b"")],
+    [PromptSpan("a", 0, 2, (1, 4), b"\x00\xff\x80?", (3, 5)), PromptSpan("b", 2, 1, (), b"")],
     "start: x",
     [8, 9],
     Thoughts("<t>", "</t>", True, ("<s>", "")),
@@ -147,6 +149,7 @@ OUTPUT = StepOutput(
     failed={"7.0": Refusal("extra_args.a", "{1: 2}", "a number"), "8.0": None},
 )
 CONFIG = EngineConfig(model="m", hf_overrides={"a": [1, {"b": 2}]}, served_model_name=("x", "y"))
+IMAGES = ImageFacts(9, (0, 3, 4, 4), 5, tiling=Tiling(((4, 8), (8, 4)), 4, 2))
 ALL: list[Body] = [
     ADD,
     Abort(["7.0"]),
@@ -155,7 +158,7 @@ ALL: list[Body] = [
     FirstSteps(["7.0"]),
     StepEstimate(20.5, True),
     Start(CONFIG, 20, "json"),
-    Ready(resolved(CONFIG), ModelSizes(5, 6, 7, (3, 4), ("a",), (2, 4)), "/m", "/t", 99),
+    Ready(resolved(CONFIG), ModelSizes(5, 6, 7, (3, 4), ("a",), (2, 4), IMAGES), "/m", "/t", 99),
     StartRefusal("no"),
     Sync(),
     GrammarTokens("{}", 9, [2, 3]),
