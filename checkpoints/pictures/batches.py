@@ -15,10 +15,12 @@ from checkpoints.pictures.tokenizer import IMAGE, PATCH, PATCHES, SIDE
 from checkpoints.tiny.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, PAD_ID, USER_ID
 
 FIRST = 2  # where the image begins: behind the begin token and that of the user's turn
-# what is in a patch: a class of shapes and one of colours, 0 for neither
+# what the tower learns to say of a patch, 0 where there is nothing
 SHAPE_CLASSES = {name: i for i, name in enumerate((*SHAPES, *DIGITS), 1)}
 COLOUR_CLASSES = {name: i for i, name in enumerate(COLOURS, 1)}
 _GRID = SIDE // PATCH
+# of shape, colour, row and column; the last two keep places easy to read behind the tower
+PATCH_CLASSES = (1 + len(SHAPE_CLASSES), 1 + len(COLOUR_CLASSES), 1 + _GRID, 1 + _GRID)
 
 
 class Batch(NamedTuple):
@@ -26,7 +28,8 @@ class Batch(NamedTuple):
 
     Attributes:
         pixels: float32[B, 3, side, side], -1 to 1.
-        patches: int64[B, patches, 2], the classes of the thing whose centre is in a patch.
+        patches: int64[B, patches, 4], classes of the thing whose centre is in a patch, see
+            `PATCH_CLASSES`.
         tokens: int64[B, L].
         positions: int64[B, L].
         turns: int64[B, L], which question a token belongs to; 0 is what comes before the first.
@@ -49,12 +52,13 @@ def pixels_of(pictures: np.ndarray) -> np.ndarray:
 
 
 def patches_of(scene: Scene) -> np.ndarray:
-    """Classes of shapes and colours, int64[patches, 2]."""
-    found = np.zeros((_GRID, _GRID, 2), np.int64)
+    """The classes of what is in each, int64[patches, 4]."""
+    found = np.zeros((_GRID, _GRID, len(PATCH_CLASSES)), np.int64)
     for thing in scene.things:
         row, column = int(thing.y * _GRID), int(thing.x * _GRID)
-        found[row, column] = SHAPE_CLASSES[thing.shape], COLOUR_CLASSES[thing.colour]
-    return found.reshape(PATCHES, 2)
+        kinds = SHAPE_CLASSES[thing.shape], COLOUR_CLASSES[thing.colour]
+        found[row, column] = *kinds, 1 + row, 1 + column
+    return found.reshape(PATCHES, len(PATCH_CLASSES))
 
 
 class RowEncoder:

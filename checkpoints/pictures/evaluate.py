@@ -31,6 +31,7 @@ HELD_OUT = "held out"  # the seed of pictures that no training sees
 BEGIN, END = "<!-- written by evaluate --write -->", "<!-- end -->"
 LEAST = 0.8  # of the answers of a model that is bundled
 FILES = (
+    "chat_template.jinja",
     "config.json",
     "generation_config.json",
     "model.safetensors",

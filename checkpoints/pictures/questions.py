@@ -187,13 +187,13 @@ def _yes_no(scene: Scene, rng: Random) -> Question | None:
 
 # how often each kind is asked, where a picture has an answer
 KINDS: dict[str, tuple[Callable[[Scene, Random], Question | None], int]] = {
-    "count": (_count, 5),
-    "colour": (_colour, 2),
+    "count": (_count, 4),
+    "colour": (_colour, 3),
     "shape": (_shape, 2),
-    "where": (_where, 2),
-    "place": (_place, 3),
-    "beside": (_beside, 5),
-    "digit": (_digit, 2),
+    "where": (_where, 4),
+    "place": (_place, 4),
+    "beside": (_beside, 4),
+    "digit": (_digit, 4),
     "yes_no": (_yes_no, 3),
 }
 

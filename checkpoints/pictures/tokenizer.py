@@ -57,7 +57,9 @@ def make_tokenizer(seed: int) -> Tokenizer:
 
 def save_processor(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the files of transformers' AutoProcessor: tokenizer, template, image processor."""
-    save_tokenizer(tokenizer, folder, MAX_LENGTH, CHAT_TEMPLATE)
+    save_tokenizer(tokenizer, folder, MAX_LENGTH, None)
+    # where processors and tokenizers both look for it
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     square = {"height": SIDE, "width": SIDE}
     pixels = {
         "image_processor_type": "CLIPImageProcessor",

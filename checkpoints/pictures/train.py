@@ -20,13 +20,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText, LlavaConfig
 
-from checkpoints.pictures.batches import (
-    COLOUR_CLASSES,
-    SHAPE_CLASSES,
-    Batch,
-    RowEncoder,
-    chats,
-)
+from checkpoints.pictures.batches import PATCH_CLASSES, Batch, RowEncoder, chats
 from checkpoints.pictures.evaluate import evaluate
 from checkpoints.pictures.export import model_config, save_model
 from checkpoints.pictures.network import answer_scores, features
@@ -39,17 +33,17 @@ from checkpoints.tiny.muon import Muon
 class TrainConfig:
     """Schedule of the run.
 
-    In the first ``tower_steps`` the tower learns alone, to say of each patch whose centre is in
+    In the first ``tower_steps`` the tower learns alone, to say of each patch what has its centre in
     it: a question teaches it far less of a picture. It goes on to do so, at ``patch_weight``.
     ``chat_share`` of the pictures have a conversation; of the others each question is the first.
     """
 
     steps: int = 6000
-    tower_steps: int = 600
+    tower_steps: int = 500
     seed: int = 0
     learning_rate: float = 3e-3
     warmup_steps: int = 100
-    decay_share: float = 0.3
+    decay_share: float = 0.25
     weight_decay: float = 0.05
     clip: float = 1.0
     tower_pictures: int = 64
@@ -86,8 +80,10 @@ class Trainer:
         self.config = config
         build = AutoModelForImageTextToText.from_config
         self.model = build(shape, attn_implementation="eager")
-        self._classes = [1 + len(SHAPE_CLASSES), 1 + len(COLOUR_CLASSES)]
-        self.head = torch.nn.Linear(shape.vision_config.hidden_size, sum(self._classes))
+        # a flat patch's filters add up to much more than places do as transformers begins them
+        places = self.model.model.vision_tower.embeddings.position_embedding
+        torch.nn.init.normal_(places.weight)
+        self.head = torch.nn.Linear(shape.vision_config.hidden_size, sum(PATCH_CLASSES))
         parts = (
             self.model.model.vision_tower.encoder,
             self.model.model.multi_modal_projector,
@@ -118,9 +114,9 @@ class Trainer:
     def losses_of(self, batch: Batch, is_tower: bool) -> dict[str, torch.Tensor]:
         """Mean cross entropies in nats, of patches and of the answers' tokens."""
         seen = features(self.model, batch)
-        guesses = self.head(seen).flatten(0, 1).split(self._classes, -1)
+        guesses = self.head(seen).flatten(0, 1).split(PATCH_CLASSES, -1)
         patches = torch.from_numpy(batch.patches).flatten(0, 1).unbind(-1)
-        weights = [torch.ones(count) for count in self._classes]
+        weights = [torch.ones(count) for count in PATCH_CLASSES]
         for each in weights:
             each[0] = self.config.empty_weight
         parts = [cross_entropy(*each) for each in zip(guesses, patches, weights)]

@@ -120,9 +120,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(
-    tokenizer: Tokenizer, folder: Path, max_length: int, chat_template: str = CHAT_TEMPLATE
+    tokenizer: Tokenizer, folder: Path, max_length: int, chat_template: str | None = CHAT_TEMPLATE
 ) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` for transformers' AutoTokenizer."""
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` for transformers' AutoTokenizer.
+
+    Args:
+        chat_template: None where a file of its own has it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -132,6 +136,7 @@ def save_tokenizer(
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
-        "chat_template": chat_template,
     }
+    if chat_template is not None:
+        config["chat_template"] = chat_template
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
