@@ -131,7 +131,8 @@ def draw(scene: Scene, side: int) -> np.ndarray:
             for centre in (thing.y, thing.x)
         )
         part = canvas[top : top + size, left : left + size]
-        part += mask(thing.shape, size, thing.turn)[..., None] * (np.array(thing.paint, np.float32) - part)
+        covered = mask(thing.shape, size, thing.turn)[..., None]
+        part += covered * (np.array(thing.paint, np.float32) - part)
     noise = np.random.default_rng(scene.grain).standard_normal(canvas.shape, np.float32)
     return (canvas + _NOISE * noise).clip(0, 255).astype(np.uint8)
 
