@@ -47,6 +47,7 @@ from jaxserve.simulation.setting import Setting, find_model, settle
 from jaxserve.simulation.simulator import Simulation
 from jaxserve.simulation.workload import Workload
 
+SEEDS = 25  # of deviations of the simulated steps, whose medians are compared
 LAYERS = 6  # the engine has one core of two
 SLOTS, BUDGET, PAGES, CONTEXT = 16, 256, 2049, 2048
 MIXED, WARM = "mixed", "warm-up"
@@ -343,7 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
         if workload != MIXED:
             seeds = [
                 simulated(setting, part, made, options.num_prompts, edge, seed)
-                for seed in range(options.rounds)
+                for seed in range(SEEDS)
             ]
             found[workload] = {n: statistics.median(one[n] for one in seeds) for n in METRICS}
     lines, wrong = compare(runs, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +170,7 @@ def _gap(steps: Sequence[TracedStep]) -> float:
 
 
 def _intake(requests: Sequence[TracedRequest], steps: Sequence[TracedStep], before: float) -> float:
-    """Seconds from a request's arrival until the engine has it.
+    """Seconds that the server takes to read a request and hand it over, one after the other.
 
     It is the delay with which the median of the queue times is that of the recording, where a
     request begins with the first step that is planned once the engine has it, and at once where
@@ -183,15 +184,16 @@ def _intake(requests: Sequence[TracedRequest], steps: Sequence[TracedStep], befo
     begins = np.array([one.begin for one in steps])
     known = [one for one in requests if one.queue is not None and one.overhead is not None]
     arrivals = np.array([one.arrival for one in known])
-    behind = np.searchsorted(begins, arrivals)  # how many steps were planned before each
-    idle = (behind == 0) | (ends[np.maximum(behind - 1, 0)] <= arrivals)
     if not len(known):
         return 0.0
 
     def queue(delay: float) -> float:
-        place = np.minimum(np.searchsorted(begins, arrivals + delay), len(begins) - 1)
-        waits = np.where(idle, delay, np.maximum(delay, begins[place] - arrivals))
-        return float(np.median(waits)) + before
+        each = accumulate(arrivals, lambda last, at: max(last, at) + delay, initial=0.0)
+        read = np.array([*each])[1:]  # when the engine has them
+        behind = np.searchsorted(begins, read)  # how many steps were planned before each
+        idle = (behind == 0) | (ends[np.maximum(behind - 1, 0)] <= read)
+        begin = np.where(idle, read, begins[np.minimum(behind, len(begins) - 1)])
+        return float(np.median(np.maximum(begin, read) - arrivals)) + before
 
     median = _median(one.queue for one in known if one.queue is not None)
     return min(DELAYS, key=lambda delay: abs(queue(delay) - median))
