@@ -3,7 +3,7 @@
 
     python -m benchmarks.simulation_truth --output truth.json
 
-A server of a model with random weights records its load. The model has 79 million parameters, so
+A server of a model with random weights records its load. The model has 41 million parameters, so
 that steps take longer than HTTP does. Each round sends the workloads that are compared, and a part
 of a mixed one before each of them, of which alone the steps calibrate the simulator: what slows the
 machine for a while slows both. Throughput and medians are to be within 15 % of the median of the
