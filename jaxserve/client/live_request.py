@@ -136,6 +136,7 @@ class LiveRequest:
 
     __slots__ = (
         "group",
+        "is_scored",
         "metrics",
         "num_cached_tokens",
         "num_prompt",
@@ -163,7 +164,8 @@ class LiveRequest:
         self.num_prompt = len(group.prompt_token_ids)
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[PositionLogprobs | None] | FlatLogprobs | None = None
-        if self.params.prompt_logprobs is not None and len(group.prompt_token_ids) == 1:
+        self.is_scored = self.params.prompt_logprobs is not None and self.num_prompt == 1
+        if self.is_scored:
             self.take_prompt_logprobs([None])  # nothing comes before the only token
         # made at their first tokens: there may be thousands, of which few run at once
         self.sequences: list[LiveSequence | None] = [None] * len(group.sequence_ids)

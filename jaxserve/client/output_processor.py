@@ -169,7 +169,7 @@ class OutputProcessor:
         for name, sequence in zip(live.sequence_ids, live.sequences):
             if name in self._by_sequence:
                 tokens[name] = [] if sequence is None else sequence.token_ids
-        return RequestProgress(self.group(request_id), tokens, live.prompt_logprobs is not None)
+        return RequestProgress(self.group(request_id), tokens, live.is_scored)
 
     def num_generated(self, request_id: str) -> int:
         """Tokens so far of all sequences of a request; 0 of one that is not live."""
@@ -356,10 +356,13 @@ class OutputProcessor:
     ) -> None:
         """Append the step's reports on a sequence's tokens."""
         prompt = reports.get(PROMPT_SCORES, {}).get(sequence.sequence_id)
-        if prompt is not None and live.prompt_logprobs is None:
-            live.take_prompt_logprobs(
-                [None if one is None else self._logprobs(sequence, one) for one in (None, *prompt)]
-            )
+        if prompt is not None and not live.is_scored:
+            live.is_scored = True
+            if live.params.prompt_logprobs is not None:  # else another process tells them
+                scores = (None, *prompt)
+                live.take_prompt_logprobs(
+                    [None if one is None else self._logprobs(sequence, one) for one in scores]
+                )
         sampled = reports.get(LOGPROBS, {}).get(sequence.sequence_id)
         output = sequence.output
         if sampled is not None and output.logprobs is not None:

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear.blocks import block_size, blocks_of
 from pallas_kernels.grouped_linear.layer import Layer
 from pallas_kernels.quantized_matmul.formats import NIBBLES
@@ -46,8 +45,6 @@ def grouped_linear(
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """As `pallas_kernels.grouped_linear`."""
     operands = layer.operands(x)
-    if operands.group and not operands.is_int4:
-        raise KernelError("weight.scale", "by group", "one an output, for 8 bits")
     stored, scales, zeros = operands.stored, operands.scales, operands.zeros
     rows, groups, outputs = x.shape[0], len(stored), operands.outputs
     if scales is None:

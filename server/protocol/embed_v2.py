@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -16,6 +16,7 @@ from server.protocol.prompts import prompt_list
 from server.protocol.requests import QueuedRequest, Strings, check_request_id
 
 VectorType = Literal["float", "base64", "binary", "ubinary"]
+VECTOR_TYPES: tuple[VectorType, ...] = get_args(VectorType)
 BYTE = 8  # bits, of a number each
 SIGNED = 128  # what "binary" takes off a byte
 
@@ -26,7 +27,9 @@ class EmbedV2Request(QueuedRequest):
     request_kind: ClassVar[str] = "embed_v2"
 
     texts: Strings | None = None
-    embedding_types: Annotated[list[VectorType], Field(fail_fast=True)] | None = None
+    embedding_types: (
+        Annotated[list[VectorType], Field(fail_fast=True, max_length=len(VECTOR_TYPES))] | None
+    ) = None
     output_dimension: int | None = None
     truncate: Literal["NONE", "START", "END"] = "END"
     max_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -50,7 +50,7 @@ class TypedEmbeddings(Pooled):
 
     def told(self, outputs: list[RequestOutput], usage: dict[str, Any]) -> dict[str, Any]:
         vectors = [vector_of(output) for output in outputs]
-        kinds = self.body.embedding_types or ["float"]
+        kinds = dict.fromkeys(self.body.embedding_types or ["float"])  # each is made once
         counts = {"input_tokens": usage["prompt_tokens"], "image_tokens": 0}
         return {
             "id": self.answer_id,

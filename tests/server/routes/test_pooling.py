@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from jaxserve import PoolingParams
 from server.app import create_app
+from server.routes import embed_v2
 from tests.server.fake_engine import FakeEngine
 
 PATH = "/v1/embeddings"
@@ -254,7 +255,9 @@ def test_a_server_without_embeddings_says_so() -> None:
 TYPED = "/v2/embed"
 
 
-def test_vectors_have_coheres_types(client: TestClient, engine: FakeEngine) -> None:
+def test_vectors_have_coheres_types(
+    client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = ["float", "base64", "binary", "ubinary"]
     answer = client.post(TYPED, json={"texts": ["a", "bc"], "embedding_types": kinds}).json()
     assert answer.pop("id").startswith("embd-")
@@ -275,6 +278,10 @@ def test_vectors_have_coheres_types(client: TestClient, engine: FakeEngine) -> N
     }
     assert engine.poolings == [PoolingParams(task="embed")] * 2
     assert set(client.post(TYPED, json={"texts": ["a"]}).json()["embeddings"]) == {"float"}
+    made: list[str] = []
+    monkeypatch.setattr(embed_v2, "typed_vectors", lambda kind, vectors: made.append(kind))
+    client.post(TYPED, json={"texts": ["a"], "embedding_types": ["binary"] * 4})
+    assert made == ["binary"], "each once"
 
 
 @pytest.mark.parametrize(
@@ -306,6 +313,8 @@ def test_texts_are_cut_at_an_end(
         ({"texts": ["a"], "max_tokens": 0}, "max_tokens"),
         ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate"),
         ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types"),
+        ({"texts": ["a"], "embedding_types": ["base64"] * 5}, "embedding_types"),
+        ({"texts": ["a"], "embedding_types": ["base64"] * 170_000}, "embedding_types"),
         ({"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 4}, "embedding_types"),
         ({"texts": ["a"], "output_dimension": 9}, "output_dimension"),
         ({"texts": ["a"], "input_type": "search_query"}, "input_type"),
