@@ -21,7 +21,6 @@ class FrontStart:
         config: what the user asked for of the engine.
         flags: the values of the flags of `jaxserve serve`, checked.
         keys: the fields of each API key.
-        log_level: the level of the logger `jaxserve`.
         name: of the front, unique for the life of the server; its sequence ids begin with it.
         row: the front's own on the board that all processes count on.
         rows: of that board.
@@ -34,7 +33,6 @@ class FrontStart:
     config: EngineConfig
     flags: dict[str, Any]
     keys: list[dict[str, Any]]
-    log_level: int
     name: str
     row: int
     rows: int
@@ -52,16 +50,20 @@ class FrontReady:
 
 @dataclass(frozen=True, slots=True)
 class EngineStanding:
-    """Whether the engine serves, when that has changed.
+    """Whether the engine serves, and how full it is, when either has changed.
 
     Attributes:
         word: "ok", or why it does not: loading, restarting, paused, silent or dead.
         text: the same for people.
+        num_waiting: requests that wait for their first step, of all fronts.
+        page_usage: share of KV pages that requests own, 0 to 1.
     """
 
     kind: ClassVar[str] = "standing"
     word: str
     text: str = ""
+    num_waiting: int = 0
+    page_usage: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,8 @@ def wait_until(server: Server, is_so: Any) -> None:
 def test_two_fronts_answer_as_one_server_and_one_may_die(tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(KEYS)
-    flags = ("none", "--api-server-count", "2", "--api-keys-file", str(keys), *CONTROL)
+    fronts_of = ("--api-server-count", "2", "--api-keys-file", str(keys))
+    flags = ("none", *fronts_of, "--compile-ahead", "1", *CONTROL)
     with running_server(*flags) as server:
         one, two = fronts(server)
         with without(two):
