@@ -1,7 +1,7 @@
 """The messages between the server's process, which has the client of the engine, and its fronts.
 
-To a front the server is an engine: it takes requests, and it answers with `StepOutput`s that hold
-the front's sequences alone. Beside that it answers HTTP requests that a front hands over.
+A front sends requests as a client sends them to its engine. The server sends back `StepOutput`s that
+hold the front's sequences alone. Beside that the server answers HTTP requests that a front hands over.
 """
 
 from __future__ import annotations

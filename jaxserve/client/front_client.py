@@ -1,6 +1,6 @@
 """The client of a front: a process that answers HTTP, before a server that has the engine.
 
-The server is the engine to it. What there is once for all fronts is the server's: which requests
+What there is once for all fronts is the server's: which requests
 are admitted, deadlines, what a death of the engine means, and the metrics. Text is made here.
 """
 
