@@ -1,7 +1,8 @@
 """The messages between the server's process, which has the client of the engine, and its fronts.
 
-A front sends requests as a client sends them to its engine. The server sends back `StepOutput`s that
-hold the front's sequences alone. Beside that the server answers HTTP requests that a front hands over.
+A front sends requests as a client sends them to its engine. The server sends back `StepOutput`s
+that hold the front's sequences alone. Beside that the server answers HTTP requests that a front
+hands over.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The client of a front: a process that answers HTTP, before a server that has the engine.
 
-What there is once for all fronts is the server's: which requests
-are admitted, deadlines, what a death of the engine means, and the metrics. Text is made here.
+What there is once for all fronts is the server's: which requests are admitted, deadlines, what a
+death of the engine means, and the metrics. Text is made here.
 """
 
 from __future__ import annotations
