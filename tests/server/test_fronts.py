@@ -136,7 +136,7 @@ def test_two_fronts_answer_as_one_server_and_one_may_die(tmp_path: Path) -> None
             wait_until(server, lambda: ask(server).status_code == 503)
             assert call(server, "GET", "/is_sleeping").json() == {"is_sleeping": True}
             assert call(server, "POST", "/wake_up").status_code == 200
-            wait_until(server, lambda: ask(server).status_code == 200)
+            assert ask(server).status_code == 200, "at once"
             told = ask(server, logprobs=2, max_tokens=3).json()["choices"][0]["logprobs"]
             assert len(told["tokens"]) == 3
             vector = call(server, "POST", "/v1/embeddings", json={"input": "a"}).json()
