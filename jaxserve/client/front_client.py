@@ -141,9 +141,7 @@ class FrontClient(EngineClient):
     def stats(self) -> EngineStats:
         """What this process has computed, and of the engine how full it is."""
         told = self.standing
-        return self.metrics.stats._replace(
-            num_waiting=told.num_waiting, page_usage=told.page_usage
-        )
+        return self.metrics.stats._replace(num_waiting=told.num_waiting, page_usage=told.page_usage)
 
     def check_room(self, client: str = "", requests: int = 1) -> None:
         with counted(self._on_refused):
