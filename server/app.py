@@ -138,7 +138,7 @@ def create_app(
         opened = PROBE_PATHS if options.guards_metrics else OPEN_PATHS
         opened |= page.OPEN_PATHS if has_page else frozenset()
         middleware.append(Middleware(ApiKeyMiddleware, keys=service.keys, open_paths=opened))
-    middleware.append(Middleware(LoadReportMiddleware, stats=lambda: engine.metrics.stats))
+    middleware.append(Middleware(LoadReportMiddleware, stats=lambda: engine.client.stats()))
     if options.tracks_load:
         waiting = engine_paths(routes).values()
         middleware.append(Middleware(LoadMiddleware, load=service.load, paths=frozenset(waiting)))

@@ -1,7 +1,8 @@
 """The messages between the server's process, which has the client of the engine, and its fronts.
 
-To a front the server is an engine: it takes requests, and it answers with `StepOutput`s that hold
-the front's sequences alone. Beside that it answers HTTP requests that a front hands over.
+A front sends requests as a client sends them to its engine. The server sends back `StepOutput`s
+that hold the front's sequences alone. Beside that the server answers HTTP requests that a front
+hands over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ class FrontStart:
         config: what the user asked for of the engine.
         flags: the values of the flags of `jaxserve serve`, checked.
         keys: the fields of each API key.
-        log_level: the level of the logger `jaxserve`.
         name: of the front, unique for the life of the server; its sequence ids begin with it.
         row: the front's own on the board that all processes count on.
         rows: of that board.
@@ -34,7 +34,6 @@ class FrontStart:
     config: EngineConfig
     flags: dict[str, Any]
     keys: list[dict[str, Any]]
-    log_level: int
     name: str
     row: int
     rows: int
@@ -52,16 +51,20 @@ class FrontReady:
 
 @dataclass(frozen=True, slots=True)
 class EngineStanding:
-    """Whether the engine serves, when that has changed.
+    """Whether the engine serves, and how full it is, when either has changed.
 
     Attributes:
         word: "ok", or why it does not: loading, restarting, paused, silent or dead.
         text: the same for people.
+        num_waiting: requests that wait for their first step, of all fronts.
+        page_usage: share of KV pages that requests own, 0 to 1.
     """
 
     kind: ClassVar[str] = "standing"
     word: str
     text: str = ""
+    num_waiting: int = 0
+    page_usage: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """The client of a front: a process that answers HTTP, before a server that has the engine.
 
-The server is the engine to it. What there is once for all fronts is the server's: which requests
-are admitted, deadlines, what a death of the engine means, and the metrics. Text is made here.
+What there is once for all fronts is the server's: which requests are admitted, deadlines, what a
+death of the engine means, and the metrics. Text is made here.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from jaxserve.boundary.front_messages import (
     AddCall,
@@ -17,7 +18,7 @@ from jaxserve.boundary.front_messages import (
     RequestFailure,
     Stopped,
 )
-from jaxserve.boundary.messages import Abort, AddGroup, Body, Refusal, StepOutput
+from jaxserve.boundary.messages import Abort, AddGroup, Body, EngineStats, Refusal, StepOutput
 from jaxserve.client.engine_client import EngineClient, counted
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.config.engine_config import EngineConfig
@@ -60,7 +61,7 @@ class FrontClient(EngineClient):
         on_refused: told of the limit for which a request was refused here.
 
     Attributes:
-        standing: whether the engine serves.
+        standing: whether the engine serves, and how full it is.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class FrontClient(EngineClient):
         asked, tokenizer = ready.config.asked, None
         if not asked.skip_tokenizer_init:
             tokenizer = Tokenizer(ready.tokenizer_folder, asked.chat_template)
-        self._bind(ready.config, ready.model, tokenizer, ready.page_bytes, ready.model_folder)
+        # here a part of what waits is known: how long that takes, is the server's to judge
+        config = replace(ready.config, asked=replace(asked, max_queue_wait=None))
+        self._bind(config, ready.model, tokenizer, ready.page_bytes, ready.model_folder)
         self.inputs.prefix = f"{name}:"
 
     def take(self, body: Body) -> None:
@@ -104,8 +107,8 @@ class FrontClient(EngineClient):
 
     @property
     def is_ready(self) -> bool:
-        """True while the engine serves, or is paused."""
-        return self.standing.word in ("ok", "paused", "silent")
+        """True while the engine serves, or is paused, and the front knows what it is."""
+        return self._shared is not None and self.standing.word in ("ok", "paused", "silent")
 
     @property
     def refusal(self) -> str | None:
@@ -134,6 +137,11 @@ class FrontClient(EngineClient):
     def death(self) -> EngineDeadError:
         """A new error for each caller."""
         return EngineDeadError(self.standing.text)
+
+    def stats(self) -> EngineStats:
+        """What this process has computed, and of the engine how full it is."""
+        told = self.standing
+        return self.metrics.stats._replace(num_waiting=told.num_waiting, page_usage=told.page_usage)
 
     def check_room(self, client: str = "", requests: int = 1) -> None:
         with counted(self._on_refused):
@@ -217,6 +225,8 @@ class FrontClient(EngineClient):
             if len(self._full) >= MOST_FULL:
                 self._full.clear()
             self._full[told.client] = self._clock.now() + FULL_S, error
+        if not self._processor.is_live(told.request_id):
+            return  # the same has ended it here
         self._forget_request(told.request_id)
         self._failures[told.request_id] = error
 

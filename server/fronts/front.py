@@ -154,7 +154,10 @@ class Front:
         exit_now(1)
 
     async def _drain(self, seconds: float) -> None:
-        await self._engine.drain(seconds, lambda: self._service.num_entering > 0)
+        try:
+            await self._engine.drain(seconds, lambda: self._service.num_entering > 0)
+        except Exception:
+            self._end_with_an_error()
         self._send(Drain(0.0))
 
     async def _tell_clock(self) -> None:
@@ -164,9 +167,12 @@ class Front:
             await asyncio.sleep(CLOCK_S)
             if self._client.error is not None:  # its streams have been told
                 exit_now(1)
-            times = self._client.stats().times
-            self._counts.put(Cell.TEXT_S, text + times.detokenise)
-            self._counts.put(Cell.HTTP_S, http + times.http)
+            try:
+                times = self._client.stats().times
+                self._counts.put(Cell.TEXT_S, text + times.detokenise)
+                self._counts.put(Cell.HTTP_S, http + times.http)
+            except Exception:
+                logger.exception("what a front has computed could not be told")
 
 
 class _Server(uvicorn.Server):

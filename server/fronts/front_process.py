@@ -29,11 +29,12 @@ from jaxserve.boundary.messages import AddGroup, Body
 from jaxserve.client.front_client import failure_of
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.errors import JaxServeError, QueueFullError
-from jaxserve.outputs import RequestOutput
+from jaxserve.outputs import ERROR, RequestOutput
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.processes.engine_process import EngineProcess
 from jaxserve.processes.launch import ANYWHERE, EarlyProcess
 from server.fronts.forwarding import is_last
+from server.fronts.step_slices import front_of
 from server.on_ray.forwarding import Forwarded, messages_of
 from server.service import Service
 
@@ -41,6 +42,7 @@ logger = logging.getLogger("jaxserve.server")
 
 MODULE = "server.fronts.child"
 END_S = 1.0  # from the end of its socket to its own
+FAILED = "the server ended the request with an error"
 
 
 class FrontProcess:
@@ -51,6 +53,7 @@ class FrontProcess:
         service: of the server.
         app: of the server, which answers what the front does not.
         on_end: told how the process has ended.
+        tell_standing: tells fronts how the engine stands, where that has changed.
 
     Attributes:
         name: of the front.
@@ -67,11 +70,13 @@ class FrontProcess:
         service: Service,
         app: ASGIApp,
         on_end: Callable[[FrontProcess, str], None],
+        tell_standing: Callable[[], None],
     ):
         self.name, self.row = start.name, start.row
         self.is_ready = False
         self.drained = asyncio.Event()
         self._service, self._app, self._on_end = service, app, on_end
+        self._tell_standing = tell_standing
         self._requests: set[str] = set()  # of the engine, that have not ended
         self._answers: dict[int, asyncio.Task[None]] = {}
         self._taken: dict[int, asyncio.Event] = {}
@@ -119,6 +124,7 @@ class FrontProcess:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             while (body := self._process.receive()) is not None:
                 self._loop.call_soon_threadsafe(self._take, body)
+                del body  # a large one is not kept until the next comes
             how = self._process.wait(END_S)
             self._loop.call_soon_threadsafe(self._on_end, self, how)
 
@@ -129,11 +135,13 @@ class FrontProcess:
             case AddCall():
                 self._add(body)
             case Stopped(sequence_ids):
-                for request_id in self._service.engine.stop_relayed(sequence_ids):
+                own = [one for one in sequence_ids if front_of(one) == self.name]
+                for request_id in self._service.engine.stop_relayed(own):
                     self._over(request_id)
             case Left(request_id):
-                self._service.engine.end_relayed(request_id)
-                self._over(request_id)
+                if request_id in self._requests:
+                    self._service.engine.end_relayed(request_id)
+                    self._over(request_id)
             case HttpRequest(number):
                 self._taken[number] = asyncio.Event()
                 task = self._answers[number] = asyncio.ensure_future(self._answer(body))
@@ -147,14 +155,11 @@ class FrontProcess:
 
     def _add(self, call: AddCall) -> None:
         service, first = self._service, call.groups[0]
+        client = None if service.keys is None else service.keys.named(first.queueing.client)
         prepared = [
             PreparedRequest(name, None, _bare(group.params), group, keys)
             for name, group, keys in zip(call.request_ids, call.groups, call.keys, strict=True)
         ]
-        if service.keys is not None:
-            client = service.keys.named(first.queueing.client)
-            service.holders.hold(call.request_ids, client)
-        self._requests.update(call.request_ids)
         try:
             service.engine.relay(prepared, self._tell)
         except Exception as error:
@@ -163,7 +168,9 @@ class FrontProcess:
             client_name = self._full_for(first) if isinstance(error, QueueFullError) else None
             for name in call.request_ids:
                 self.send(failure_of(name, error, client_name))
-                self._over(name)
+            return
+        service.holders.hold(call.request_ids, client)
+        self._requests.update(call.request_ids)
 
     def _full_for(self, group: AddGroup) -> str | None:
         """The client of a request that was refused, where any other of its would be too."""
@@ -180,6 +187,9 @@ class FrontProcess:
         if isinstance(item, BaseException):
             self.send(failure_of(request_id, item))
             return
+        if any(one.finish_reason == ERROR for one in item.outputs):
+            # where the step says so, the front knows; here it may have happened alone
+            return self.send(failure_of(request_id, JaxServeError(FAILED)))
         cut = next((one for one in item.outputs if one.finish_reason == "abort"), None)
         if cut is not None:
             why = cut.stop_reason
@@ -191,10 +201,14 @@ class FrontProcess:
 
     async def _answer(self, asked: HttpRequest) -> None:
         number, taken = asked.number, self._taken[asked.number]
-        messages = messages_of(self._app, Forwarded(_scope(asked.scope), asked.body))
+        state = {"transport": _Transport(partial(self._cut, number))}
+        forwarded = Forwarded(_scope(asked.scope), asked.body)
+        messages = messages_of(self._app, forwarded, state)
+        del asked, forwarded  # the application has the body, and counts it
         try:
             async with contextlib.aclosing(messages):
                 async for message in messages:
+                    self._tell_standing()  # which the request may have changed
                     self.send(HttpAnswer(number, dict(message)))
                     if not is_last(message):  # behind that the application may have work to do
                         await taken.wait()
@@ -202,6 +216,13 @@ class FrontProcess:
         except Exception:
             logger.exception("an answer was broken off")
             self.send(HttpAnswer(number, {}))
+
+    def _cut(self, number: int) -> None:
+        """End an answer that its client does not read."""
+        task = self._answers.get(number)
+        if task is not None:
+            self.send(HttpAnswer(number, {}))
+            task.cancel()
 
     def _answered(self, number: int, task: asyncio.Task[None]) -> None:
         del self._answers[number], self._taken[number]
@@ -214,6 +235,21 @@ class FrontProcess:
             task.cancel()
         else:
             self._taken[number].set()
+
+
+class _Transport:
+    """What stands for the connection of a request that a front has handed over.
+
+    Args:
+        abort: ends the answer.
+    """
+
+    def __init__(self, abort: Callable[[], None]):
+        self.abort = abort
+
+    def get_write_buffer_size(self) -> int:
+        """Nothing waits here: the front takes one message of an answer at a time."""
+        return 0
 
 
 def _bare(params: SamplingParams) -> SamplingParams:

@@ -1,7 +1,7 @@
 """The fronts of a server: started, told of the engine's steps, replaced when they die.
 
 The server's process has the engine's client, the ledger, the metrics, kept responses and everything
-else that there is once. It listens nowhere: fronts have the connections.
+else that there is once. It accepts no connection: fronts do.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Hub:
 
     def load(self) -> None:
         """The engine is ready: the fronts are told what it is."""
-        self._is_loaded, self._standing = True, self._now()
+        self._is_loaded = True
+        self._standing = self._now()
         for front in self._by_name.values():
             self._tell_engine(front)
 
@@ -140,7 +141,6 @@ class Hub:
             self._engine.asked,
             flags,
             [asdict(one) for one in self._keys],
-            logging.getLogger("jaxserve").getEffectiveLevel(),
             str(self._num_started),
             1 + place,
             self._board.rows,
@@ -148,7 +148,7 @@ class Hub:
             self._listener.fileno(),
             self._service.created,
         )
-        front = FrontProcess(start, self._service, self._app, self._ended)
+        front = FrontProcess(start, self._service, self._app, self._ended, self._tell_standing)
         self._fronts[place] = self._by_name[front.name] = front
         if self._is_loaded:
             self._tell_engine(front)
@@ -184,28 +184,40 @@ class Hub:
                 front.send(part)
 
     async def _look(self) -> None:
-        """Tell fronts when the engine serves or does not, and add up what they have counted."""
+        """Tell fronts how the engine stands, and add up what they have counted."""
         while True:
             await asyncio.sleep(LOOK_S)
-            now = self._now()
-            if now != self._standing:
-                self._standing = now
-                for front in self._by_name.values():
-                    front.send(now)
-            self._add_up()
+            try:
+                self._tell_standing()
+                self._add_up()
+            except Exception:
+                logger.exception("fronts could not be told how the engine stands")
+
+    def _tell_standing(self) -> None:
+        """Tell fronts whether the engine serves and how full it is, where that has changed."""
+        now = self._now()
+        if now != self._standing:
+            self._standing = now
+            for front in self._by_name.values():
+                front.send(now)
 
     def _now(self) -> EngineStanding:
+        word, text = self._word()
+        stats = self._engine.client.stats()
+        return EngineStanding(word, text, stats.num_waiting, stats.page_usage)
+
+    def _word(self) -> tuple[str, str]:
         engine = self._engine
         if engine.is_dead:
-            return EngineStanding("dead", str(engine.error or "the engine was shut down"))
+            return "dead", str(engine.error or "the engine was shut down")
         if engine.is_restarting:
-            return EngineStanding("restarting")
-        if not engine.is_ready:
-            return EngineStanding("loading")
+            return "restarting", ""
+        if not (self._is_loaded and engine.is_ready):
+            return "loading", ""
         if engine.refusal is not None:
-            return EngineStanding("paused", engine.refusal)
+            return "paused", engine.refusal
         silence = engine.silence
-        return EngineStanding("ok") if silence is None else EngineStanding("silent", silence)
+        return ("ok", "") if silence is None else ("silent", silence)
 
     def _add_up(self) -> None:
         total = self.counts.total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxserve.boundary.messages import EngineStats, StepOutput
 from jaxserve.boundary.step_times import StepTimes
 
-# the counts of the engine are the server's
+# what is told of the engine is told with `EngineStanding`, but for what runs
 NO_STATS = EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes())
 
 
@@ -18,6 +18,7 @@ def front_of(sequence_id: str) -> str:
 def slices(step: StepOutput) -> dict[str, StepOutput]:
     """By the names of fronts, of those with a sequence that the step says something of."""
     found: dict[str, StepOutput] = {}
+    stats = NO_STATS._replace(num_running=step.stats.num_running)
 
     def of(sequence_id: str) -> StepOutput | None:
         front = front_of(sequence_id)
@@ -25,7 +26,7 @@ def slices(step: StepOutput) -> dict[str, StepOutput]:
             return None
         part = found.get(front)
         if part is None:
-            part = found[front] = StepOutput([], [], {}, {}, {}, {}, NO_STATS)
+            part = found[front] = StepOutput([], [], {}, {}, {}, {}, stats)
         return part
 
     ends = step.ends

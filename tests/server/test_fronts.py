@@ -102,7 +102,8 @@ def wait_until(server: Server, is_so: Any) -> None:
 def test_two_fronts_answer_as_one_server_and_one_may_die(tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(KEYS)
-    flags = ("none", "--api-server-count", "2", "--api-keys-file", str(keys), *CONTROL)
+    fronts_of = ("--api-server-count", "2", "--api-keys-file", str(keys))
+    flags = ("none", *fronts_of, "--compile-ahead", "1", *CONTROL)
     with running_server(*flags) as server:
         one, two = fronts(server)
         with without(two):
@@ -135,11 +136,7 @@ def test_two_fronts_answer_as_one_server_and_one_may_die(tmp_path: Path) -> None
             wait_until(server, lambda: ask(server).status_code == 503)
             assert call(server, "GET", "/is_sleeping").json() == {"is_sleeping": True}
             assert call(server, "POST", "/wake_up").status_code == 200
-            wait_until(server, lambda: ask(server).status_code == 200)
-            told = ask(server, logprobs=2, max_tokens=3).json()["choices"][0]["logprobs"]
-            assert len(told["tokens"]) == 3
-            vector = call(server, "POST", "/v1/embeddings", json={"input": "a"}).json()
-            assert len(vector["data"][0]["embedding"]) > 1
+            assert ask(server).status_code == 200, "at once"
 
         with without(two):
             lost = Stream(server)

@@ -138,7 +138,8 @@ def test_keys_are_compared_by_digest_all_of_them(guarded: TestClient, monkeypatc
 
 
 def test_the_load_is_told_in_the_format_that_is_asked_for(engine: FakeEngine) -> None:
-    engine.metrics.stats = SimpleNamespace(page_usage=0.5, num_waiting=3)
+    stats = SimpleNamespace(page_usage=0.5, num_waiting=3)
+    engine.client = SimpleNamespace(stats=lambda: stats)
     client = TestClient(create_app(engine, api_keys=[ApiKey("k", "a")]))
     name, key = "endpoint-load-metrics", {"authorization": "Bearer k"}
     for form, told in (

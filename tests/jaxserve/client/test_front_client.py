@@ -40,7 +40,7 @@ class Front:
     def __init__(self) -> None:
         self.sent: list[Body] = []
         self.refused: list[str] = []
-        config = resolved_config(model=FOLDER, max_num_seqs=4)
+        config = resolved_config(model=FOLDER, max_num_seqs=4, max_queue_wait=1.0)
         self.client = FrontClient(
             config.asked, ClientClock(), lambda: None, self.sent.append, self.refused.append
         )
@@ -125,6 +125,21 @@ def test_errors_come_as_they_were(front: Front, error: Exception) -> None:
     assert not front.client.has_work and not front.client.ledger.is_admitted("a")
 
 
+def test_an_error_of_a_request_that_has_ended_is_passed_over(front: Front) -> None:
+    front.client.add(front.prepared("a"))
+    front.client.drop("a")
+    front.client.take(failure_of("a", JaxServeError("late")))
+    assert front.client.outputs() == [] and not front.client.take_failures()
+
+
+def test_how_long_requests_wait_is_the_servers_to_judge(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front.client.ledger, "predicted_wait", lambda *_: 99.0)
+    front.client.check_room()
+    front.client.add(front.prepared("a"))
+
+
 def test_an_error_of_no_kind_that_clients_know_is_internal() -> None:
     found = error_of(RequestFailure("a", "KeyError", "x"))
     assert type(found) is JaxServeError
@@ -149,6 +164,11 @@ def test_what_any_request_would_be_told_is_told_here(
 def test_whether_the_engine_serves_is_the_servers_word(front: Front) -> None:
     client = front.client
     assert client.is_ready and not client.is_restarting and client.silence is None
+    client.take(EngineStanding("ok", "", 3, 0.5))
+    assert (client.stats().num_waiting, client.stats().page_usage) == (3, 0.5)
+    unbound = FrontClient(client.asked, ClientClock(), lambda: None, lambda _: None, print)
+    unbound.take(EngineStanding("ok"))
+    assert not unbound.is_ready, "what it is has not been told"
     client.take(EngineStanding("restarting"))
     assert client.is_restarting and not client.is_ready and not client.is_dead
     client.take(EngineStanding("silent", "no step"))

@@ -35,4 +35,4 @@ def test_a_step_is_divided_by_fronts() -> None:
     two = found["2"]
     assert (two.tokens, two.ends, two.first_steps) == ([3], {0: end}, {"2:8.0": first})
     assert two.preempted == {"2:7.0": 1} and found["3"].failed == {"3:1.0": None}
-    assert one.stats == NO_STATS and one.step is None
+    assert one.stats == two.stats == NO_STATS._replace(num_running=4) and one.step is None
