@@ -195,7 +195,7 @@ class Service:
     @property
     def reads_images(self) -> bool:
         """Whether conversations may have images."""
-        most = self.engine.config.asked.limit_mm_per_prompt
+        most = self.engine.config.asked.max_images
         return self.engine.model_config.images is not None and most > 0
 
     @property

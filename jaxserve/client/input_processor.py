@@ -124,7 +124,7 @@ class InputProcessor:
             weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
         asked = config.asked
         media = MediaReader(asked.allowed_media_domains, asked.allowed_local_media_path)
-        most = asked.limit_mm_per_prompt, asked.max_encoder_patches
+        most = asked.max_images, asked.max_encoder_patches
         self._images = ImageReader(folder, model, media, *most)
 
     @staticmethod
