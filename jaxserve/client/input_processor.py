@@ -170,6 +170,15 @@ class InputProcessor:
             return None
         return self._images.begin(prompt)
 
+    def check_images(self, tokens: list[int], images: Mapping[str, Any]) -> None:
+        """Check the number of a prompt's images. Raises ValidationError."""
+        check_count(tokens, facts_of(self._model), len(self._images.asked(images)))
+
+    def with_places(self, tokens: list[int], prompt: Mapping[str, Any]) -> list[int]:
+        """Token ids with the places of what `begin_images` has given; of any number."""
+        pixels = [self._images.pixels(one) for one in self._images.asked(prompt)]
+        return placed(tokens, facts_of(self._model), pixels)[0]
+
     def check_beside_images(
         self, prompt: Mapping[str, Any], params: Params, queueing: Queueing | None
     ) -> None:
