@@ -194,15 +194,17 @@ def test_images_are_counted_drawn_anew_and_given_up_where_the_storage_is_full(pa
     told = page.run(
         """Promise.all(['pictures', 'conversations'].map((name) => import(`/page/${name}.js`)))
         .then(async ([{ Pictures }, { Conversations }]) => {
-          const [box, area, field] = ['div', 'div', 'textarea'].map((tag) => document.createElement(tag));
+          const made = (tag) => document.createElement(tag);
+          const [box, area, field] = ["div", "div", "textarea"].map(made);
           const told = [], busy = [];
           const ready = () => busy.push(pictures.reading);
-          const pictures = new Pictures(box, area, field, (text) => told.push(text), () => 1, ready);
-          const canvas = Object.assign(document.createElement('canvas'), { width: 3000, height: 20 });
+          const pictures = new Pictures(box, area, field, (one) => told.push(one), () => 1, ready);
+          const canvas = Object.assign(made("canvas"), { width: 3000, height: 20 });
           const blob = await new Promise((done) => canvas.toBlob(done, 'image/jpeg'));
           pictures.bind(2);
           const event = { preventDefault() {} };
-          await pictures.take(event, [1, 2].map(() => new File([blob], 'a.jpg', { type: blob.type })));
+          const file = new File([blob], "a.jpg", { type: blob.type });
+          await pictures.take(event, [file, file]);
           const drawn = new Image();
           drawn.src = pictures.urls[0];
           await drawn.decode();
@@ -221,13 +223,14 @@ def test_images_are_counted_drawn_anew_and_given_up_where_the_storage_is_full(pa
           const waits = store.waiting !== null;
           store.remove(id);
           store.current.messages = [];
-          return JSON.stringify([drawn.width, drawn.src.slice(0, 15), told, busy, isKept, kept, waits]);
+          const found = [drawn.width, drawn.src.slice(0, 15), told, busy, isKept, kept, waits];
+          return JSON.stringify(found);
         })"""
     )
     width, kind, said, busy, is_kept, kept, waits = json.loads(told)
     assert (width, kind, busy) == (1344, "data:image/jpeg", [1, 0])
     assert len(said) == 1 and "At most 2 images" in said[0]
-    assert (is_kept, kept, waits) == (False, [{"role": "user", "content": "x", "tokens": [{}]}], False)
+    assert kept == [{"role": "user", "content": "x", "tokens": [{}]}] and not is_kept and not waits
 
 
 def test_what_a_model_writes_is_text(page: Page) -> None:
