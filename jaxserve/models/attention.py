@@ -52,7 +52,6 @@ class PagedBatch(NamedTuple):
     lanes: PrefillLanes | None
     last_seen: jax.Array | None = None
     looks_ahead: jax.Array | None = None
-| None = None
 
 
 def make_attend(
