@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.model_facts import ModelFacts
@@ -237,6 +237,11 @@ class AsyncEngine:
         return await self._preparing.prepare(
             self.client.inputs, prompt, params, request_id, queueing
         )
+
+    async def with_places(self, tokens: list[int], images: Mapping[str, Any]) -> list[int]:
+        """See `RequestPreparation.with_places`. Raises EngineDeadError: the engine has ended."""
+        self.client.check_alive()
+        return await self._preparing.with_places(self.client.inputs, tokens, images)
 
     @property
     def ledger(self) -> Ledger:

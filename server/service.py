@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
-from jaxserve.boundary.prompt_spans import NO_ID
 from jaxserve.client.images import image_data
 from jaxserve.client.input_processor import check_cache_salt, check_text_fits
 from jaxserve.errors import EngineDeadError, PausedError, QueueFullError, ValidationError
-from jaxserve.params.sampling_params import TOKEN_FIELDS, SamplingParams
+from jaxserve.params.sampling_params import TOKEN_FIELDS
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry
 from jaxserve.tokenization.truncation import Cut, asked_cut
@@ -195,7 +194,7 @@ class Service:
     @property
     def reads_images(self) -> bool:
         """Whether conversations may have images."""
-        most = self.engine.config.asked.limit_mm_per_prompt
+        most = self.engine.config.asked.max_images
         return self.engine.model_config.images is not None and most > 0
 
     @property
@@ -277,14 +276,9 @@ class Service:
         """Token ids in which each image's token stands as often as the image takes places.
 
         Raises:
-            ValidationError: images that cannot be read, or a prompt that cannot fit.
+            ValidationError: images that cannot be read.
         """
-        facts = self.engine.model_config.images
-        assert facts is not None
-        prompt = {"prompt_token_ids": tokens, **image_data(images)}
-        prepared = await self.engine.prepare(prompt, SamplingParams(max_tokens=1), "tokenize")
-        found = prepared.group.prompt_token_ids
-        return [facts.token_id if token == NO_ID else token for token in found]
+        return await self.engine.with_places(tokens, image_data(images))
 
     def cut(self, request: PromptRequest, reserved: int | None) -> Cut | None:
         """How prompts of a request are cut, `reserved` tokens of output in mind.

@@ -124,7 +124,7 @@ class InputProcessor:
             weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
         asked = config.asked
         media = MediaReader(asked.allowed_media_domains, asked.allowed_local_media_path)
-        most = asked.limit_mm_per_prompt, asked.max_encoder_patches
+        most = asked.max_images, asked.max_encoder_patches
         self._images = ImageReader(folder, model, media, *most)
 
     @staticmethod
@@ -169,6 +169,15 @@ class InputProcessor:
         if not isinstance(prompt, Mapping) or prompt.get(MULTI_MODAL) is None:
             return None
         return self._images.begin(prompt)
+
+    def check_images(self, tokens: list[int], images: Mapping[str, Any]) -> None:
+        """Check the number of a prompt's images. Raises ValidationError."""
+        check_count(tokens, facts_of(self._model), len(self._images.asked(images)))
+
+    def with_places(self, tokens: list[int], prompt: Mapping[str, Any]) -> list[int]:
+        """Token ids with the places of what `begin_images` has given; of any number."""
+        pixels = [self._images.pixels(one) for one in self._images.asked(prompt)]
+        return placed(tokens, facts_of(self._model), pixels)[0]
 
     def check_beside_images(
         self, prompt: Mapping[str, Any], params: Params, queueing: Queueing | None

@@ -40,7 +40,7 @@ class _Item(NamedTuple):
     key: bytes
     array: np.ndarray
     made: Future[np.ndarray]
-    calls: list[Future[list[Encoded]]]
+    calls: list[Future[list[Any]]]
 
 
 class Encoder:
@@ -123,16 +123,16 @@ class Encoder:
 
     def encode(
         self,
-        given: Sequence[tuple[tuple[int, ...], bytes]],
-        join: Callable[[list[Encoded]], list[Encoded]] = lambda made: made,
-    ) -> Future[list[Encoded]]:
+        given: Sequence[tuple[tuple[int, ...], bytes | memoryview]],
+        join: Callable[[list[Encoded]], list[Any]] = lambda made: made,
+    ) -> Future[list[Any]]:
         """Rows of each array, which comes as its shape and little-endian float32; or what `join`
         makes of them.
 
         Arrays that are known, or wait already, are not encoded again. An array that only cancelled
         futures wait for is dropped.
         """
-        done: Future[list[Encoded]] = Future()
+        done: Future[list[Any]] = Future()
         every = [self._submit(shape, data, done) for shape, data in given]
         left = [len(every)]
         counting = threading.Lock()
@@ -141,12 +141,16 @@ class Encoder:
             with counting:
                 left[0] -= 1
                 is_last = not left[0]
-            if not is_last or not done.set_running_or_notify_cancel():
+            if not is_last:
                 return
             try:
-                done.set_result(join([Encoded(key, future.result()) for key, future in every]))
+                if done.set_running_or_notify_cancel():
+                    made = [Encoded(key, future.result()) for key, future in every]
+                    done.set_result(join(made))
             except Exception as error:  # of any of them: the request ends with it
                 done.set_exception(error)
+            finally:
+                every.clear()  # futures hold this function: a cycle would outlive the request
 
         for _, future in every:
             future.add_done_callback(count)
@@ -178,7 +182,7 @@ class Encoder:
         return made.astype(jnp.float32).reshape(-1, made.shape[-1])
 
     def _submit(
-        self, shape: tuple[int, ...], data: bytes, call: Future[list[Encoded]]
+        self, shape: tuple[int, ...], data: bytes | memoryview, call: Future[list[Any]]
     ) -> tuple[bytes, Future[np.ndarray]]:
         if tuple(shape[self._axes :]) != self._row:
             raise ValueError(f"an array of the shape {[*shape]}, not of rows of {[*self._row]}")

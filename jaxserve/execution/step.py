@@ -292,9 +292,11 @@ def _paged_batch(
             page_table[step.lane_slot][:, own] if shape.num_prefill else None,
         )
 
-    lanes = None
+    lanes = looks_ahead = None
     if shape.num_prefill:
         lanes = PrefillLanes(step.lane_start, step.lane_length, step.lane_context)
+    if last_seen is not None:
+        looks_ahead = jnp.any(last_seen > compute.positions[-len(last_seen) :])
     return PagedBatch(
         tables=tuple(map(of_group, range(num_groups))),
         write_offsets=compute.positions % page_size,
@@ -302,6 +304,7 @@ def _paged_batch(
         query_lens=decode.lengths if shape.num_queries > 1 else None,
         lanes=lanes,
         last_seen=last_seen,
+        looks_ahead=looks_ahead,
     )
 
 

@@ -30,7 +30,7 @@ PRESET_FACTORS = {"chat": (0.5, 0.5), "balanced": (1.0, 1.0), "bulk": (2.0, 2.0)
 def whole_places(config: EngineConfig, model: ModelConfig) -> int:
     """Tokens of an image that one step computes; 0: none is read, or its tokens may be divided."""
     images = model.images
-    if images is None or not images.sees_whole or not config.limit_mm_per_prompt:
+    if images is None or not images.sees_whole or not config.max_images:
         return 0
     return images.places(images.shape)
 
@@ -79,6 +79,7 @@ def resolve(
             config,
             hf_token=None,
             enable_embeddings=config.enable_embeddings or model.head is not None,
+            limit_mm_per_prompt=config.max_images,
         ),
         model=ModelSettings(resolve_dtype(config.dtype, model), quantization),
         cache=CacheSettings(page_size=config.block_size or defaults.page_size, num_pages=0),

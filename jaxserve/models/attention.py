@@ -42,6 +42,7 @@ class PagedBatch(NamedTuple):
         lanes: the prefill lanes; None in a decode program.
         last_seen: int32[C] position of the last token that each token of the region attends to;
             None: its own.
+        looks_ahead: bool[] whether one of them attends to a later one; None without `last_seen`.
     """
 
     tables: tuple[GroupTables, ...]
@@ -50,6 +51,7 @@ class PagedBatch(NamedTuple):
     query_lens: jax.Array | None
     lanes: PrefillLanes | None
     last_seen: jax.Array | None = None
+    looks_ahead: jax.Array | None = None
 
 
 def make_attend(
@@ -117,9 +119,8 @@ def make_attend(
             out = out.reshape(num_decode, *out.shape[-2:])
             if batch.lanes is not None and pages.lane_table is not None:
                 lanes = pages.lane_table, batch.lanes
-                region = cache.prefill(
-                    held, layer, q[num_decode:], *lanes, last_seen=batch.last_seen, **options
-                )
+                options |= {"last_seen": batch.last_seen, "looks_ahead": batch.looks_ahead}
+                region = cache.prefill(held, layer, q[num_decode:], *lanes, **options)
                 out = jnp.concatenate([out, region])
             return out[:, :, :head_dim], held
 

@@ -33,10 +33,12 @@ class Encoding:
         module: (config, dtype) -> the module, with zeros in it, that `Encoder` calls with rows of
             images as `ModelConfig.images` says.
         source: (place of a parameter, config) -> as of `Family`.
+        is_optional: whether the architecture is also that of folders with the text model alone.
     """
 
     module: Callable[..., Any]
     source: Callable[..., Any]
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ _DECODERS = (
         gemma3.Gemma3,
         gemma3.source,
         passed_over=gemma3.IMAGE_MODULES,
-        encoding=Encoding(gemma3.GemmaEncoder, gemma3.encoder_source),
+        encoding=Encoding(gemma3.GemmaEncoder, gemma3.encoder_source, is_optional=True),
     ),
     *(
         Family(

@@ -19,7 +19,7 @@ export class Chat {
     this.spoken = new SpokenText();
     this.store = new Conversations();
     this.sampling = new Sampling($("settings"));
-    this.pictures = new Pictures($("pictures"), $("chat"), $("prompt"), toast);
+    this.pictures = new Pictures($("pictures"), $("chat"), $("prompt"), toast, () => this.store.numImages, () => this.showReady());
     this.titles = new Map(); // id of a request -> title of its conversation, for the engine's view
     $("show-logprobs").checked = localStorage.getItem(LOGPROBS) === "yes";
     this.bindControls();
@@ -34,7 +34,12 @@ export class Chat {
     this.pictures.bind(facts.chat ? facts.images : 0);
     const ask = facts.images ? "Ask something; images can be pasted or dropped" : "Ask something";
     $("prompt").placeholder = facts.chat ? ask : "Begin a text: this model has no chat template";
-    $("send").disabled = false;
+    this.showReady();
+  }
+
+  /** A message can be sent once the server is known and no picture is being read. */
+  showReady() {
+    $("send").disabled = !this.facts || this.pictures.reading > 0;
   }
 
   bindControls() {
@@ -133,7 +138,7 @@ export class Chat {
   // -- asking ---------------------------------------------------------------------------------
 
   send(text = $("prompt").value) {
-    if (this.running || !this.facts || !(text.trim() || this.pictures.urls.length)) return;
+    if (this.running || !this.facts || this.pictures.reading || !(text.trim() || this.pictures.urls.length)) return;
     const { current } = this.store;
     if (!this.readFields()) return;
     current.title ||= text.trim().slice(0, 60) || "An image";
@@ -149,6 +154,19 @@ export class Chat {
     if (this.running || !this.readFields()) return;
     if (messages.at(-1)?.role === "assistant") messages.pop();
     this.answer();
+  }
+
+  /** Take the images out of a message, and it with its answer where it has nothing else. */
+  dropImages(message) {
+    const { messages } = this.store.current;
+    if (this.running) return;
+    delete message.images;
+    const place = messages.indexOf(message);
+    if (!message.content.trim()) messages.splice(place, messages[place + 1]?.role === "assistant" ? 2 : 1);
+    this.store.save();
+    this.showMessages();
+    announce("Images removed");
+    $("prompt").focus();
   }
 
   /** The parameters of the panel, or null when one of them is wrong, which the user is told. */
@@ -242,7 +260,7 @@ export class Chat {
     scrollDown();
     const end = message.error ? `Error: ${message.error}` : message.finish === "stopped" ? "Stopped" : "End of the answer";
     this.spoken.end(end);
-    if (conversation === this.store.current && !this.store.save()) toast("The browser's storage is full: this conversation is not kept.");
+    if (conversation === this.store.current && !this.store.save()) toast("The browser's storage is full: of this conversation the images, or all, are not kept.");
     this.showList();
   }
 
@@ -321,6 +339,7 @@ class MessageView {
     this.box = null;
     if (message.role === "user") {
       this.body.replaceChildren(...views(message.images ?? []), h("p", { class: "plain" }, message.content));
+      if (message.images) this.body.append(h("button", { type: "button", class: "plain", onclick: () => this.chat.dropImages(message) }, "Remove images"));
     } else if (this.asTokens) {
       this.box = tokenBox();
       appendTokens(this.box, message.tokens);

@@ -3,8 +3,8 @@
 import { announce, h } from "./dom.js";
 
 const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
-const MOST_BYTES = 1 << 20; // of a file that is sent as it is
-const MOST_PIXELS = 1344; // of the longer side of a larger one
+const MOST_EXACT = 1 << 19; // characters of a PNG; what is larger becomes a JPEG
+const MOST_PIXELS = 1344; // of the longer side
 
 /** The content of a message as the server takes it: text, or images before text. */
 export function content(text, images) {
@@ -25,10 +25,16 @@ export function views(images) {
 }
 
 export class Pictures {
-  /** Shows what waits in `box`; takes what is dropped on `area` or pasted into `field`. */
-  constructor(box, area, field, tell) {
+  /**
+   * Shows what waits in `box`; takes what is dropped on `area` or pasted into `field`.
+   * `held` says how many images the conversation has, and `busy` is called when `reading` has changed.
+   */
+  constructor(box, area, field, tell, held = () => 0, busy = () => {}) {
     this.box = box;
     this.tell = tell;
+    this.held = held;
+    this.busy = busy;
+    this.reading = 0;
     this.most = 0;
     this.urls = [];
     area.addEventListener("dragover", (event) => {
@@ -38,7 +44,7 @@ export class Pictures {
     field.addEventListener("paste", (event) => this.take(event, event.clipboardData.files));
   }
 
-  /** Tell how many images a message may have; 0: the model reads none. */
+  /** Tell how many images a conversation may have; 0: the model reads none. */
   bind(most) {
     this.most = most;
   }
@@ -48,17 +54,27 @@ export class Pictures {
     if (!files.length || !this.most) return;
     event.preventDefault();
     if (!images.length) return this.tell("Only images can be sent: PNG, JPEG, WebP, GIF or BMP.");
-    for (const file of images) {
-      try {
-        const url = await readImage(file);
-        if (this.urls.length >= this.most) return this.tell(`At most ${this.most} images go along with a message.`);
-        this.urls.push(url);
-        this.show();
-        announce("Image added");
-      } catch {
-        this.tell(`${file.name}: no image that this browser can read.`);
-      }
+    this.reading += 1;
+    this.busy();
+    try {
+      for (const file of images) await this.add(file);
+    } finally {
+      this.reading -= 1;
+      this.busy();
     }
+  }
+
+  async add(file) {
+    let url;
+    try {
+      url = await readImage(file);
+    } catch {
+      return this.tell(`${file.name}: no image that this browser can read.`);
+    }
+    if (this.urls.length + this.held() >= this.most) return this.tell(`At most ${this.most} images go along with a conversation.`);
+    this.urls.push(url);
+    this.show();
+    announce("Image added");
   }
 
   /** What waits, which waits no more. */
@@ -82,23 +98,18 @@ export class Pictures {
   }
 }
 
-/** A file's data URL; of a large one that of a smaller image. */
+/** The data URL of a file's picture, one frame, small enough to be sent and kept. */
 async function readImage(file) {
-  if (file.size <= MOST_BYTES) return dataUrl(file);
   const whole = await createImageBitmap(file);
   const scale = Math.min(1, MOST_PIXELS / Math.max(whole.width, whole.height));
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(whole.width * scale));
   canvas.height = Math.max(1, Math.round(whole.height * scale));
-  canvas.getContext("2d").drawImage(whole, 0, 0, canvas.width, canvas.height);
-  return canvas.toDataURL("image/jpeg", 0.9);
-}
-
-function dataUrl(file) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
-  });
+  const context = canvas.getContext("2d");
+  context.fillStyle = "white"; // behind what can be seen through
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(whole, 0, 0, canvas.width, canvas.height);
+  whole.close();
+  const exact = file.type === "image/jpeg" ? "" : canvas.toDataURL("image/png");
+  return exact && exact.length <= MOST_EXACT ? exact : canvas.toDataURL("image/jpeg", 0.9);
 }

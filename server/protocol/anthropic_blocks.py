@@ -69,12 +69,13 @@ def add_message(conversation: Conversation, message: Any, at: str, parts: PartCo
     if not isinstance(content, list):
         raise ValidationError(f"{at}.content", type(content).__name__, "text or a list of blocks")
     parts.count(content, f"{at}.content")
+    kinds = [one for one in _OF_ROLE[role] if one != "image" or conversation.reads_images]
     said: list[dict[str, Any]] = []
     for place, block in enumerate(content):
         where = f"{at}.content[{place}]"
         kind = part_kind(block)
-        if kind not in _OF_ROLE[role]:
-            allowed = f"one of {', '.join(_OF_ROLE[role])} in a message of the {role}"
+        if kind not in kinds:
+            allowed = f"one of {', '.join(kinds)} in a message of the {role}"
             raise ValidationError(f"{where}.type", kind, allowed)
         if kind == "text":
             said.append(text_part(text_of(block.get("text"), f"{where}.text")))

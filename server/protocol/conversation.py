@@ -20,13 +20,15 @@ class Conversation:
 
     Args:
         messages: those that have come before; they are not changed.
+        reads_images: whether messages of the user may have images.
 
     Attributes:
         messages: as a chat completion has them.
     """
 
-    def __init__(self, messages: Sequence[dict[str, Any]] = ()):
+    def __init__(self, messages: Sequence[dict[str, Any]] = (), *, reads_images: bool = True):
         self.messages = list(messages)
+        self.reads_images = reads_images
         self._open: dict[str, Any] | None = None  # of the assistant, to which more may belong
 
     def say(self, role: str, text: Content) -> None:

@@ -60,7 +60,8 @@ def _add(conversation: Conversation, item: Any, at: str, parts: PartCounter) -> 
             if role is None:
                 allowed = f"one of {', '.join(ROLES)}"
                 raise ValidationError(f"{at}.role", item["role"], allowed)
-            read = _user_content if role == "user" else _content
+            takes_images = role == "user" and conversation.reads_images
+            read = _content_with_images if takes_images else _content
             conversation.say(role, read(item.get("content"), f"{at}.content", parts))
         case "function_call":
             conversation.call(
@@ -86,7 +87,7 @@ def _content(content: Any, at: str, parts: PartCounter) -> str:
     return joined_text(content, at, parts, _KINDS, "text parts", allowed)
 
 
-def _user_content(content: Any, at: str, parts: PartCounter) -> Content:
+def _content_with_images(content: Any, at: str, parts: PartCounter) -> Content:
     """The content of a user's message: text, or parts with images among them."""
     allowed = f"one of {', '.join((*TEXTS, IMAGE))}"
     images = {IMAGE: _image_url}

@@ -13,6 +13,7 @@ from jaxserve import LLM
 from jaxserve.errors import ValidationError
 from jaxserve.models import vision
 from jaxserve.models.gemma3.config import VISION_DEFAULTS
+from pallas_kernels import Backends
 from tests.image_models import save_tokenizer
 from tests.jaxserve.images import Oracle, make_image
 from tests.jaxserve.test_images import GREEDY, IMAGE, asked, check, encoder, prompt
@@ -72,6 +73,14 @@ def test_chunks_and_backends_change_nothing(
     check(make_llm(model_folder(CASE), **settings), oracle, apart(2) * 2)
 
 
+def test_a_kernel_whose_rows_cannot_look_ahead_computes_the_other_steps(
+    make_llm: Any, model_folder: Any, oracle: Oracle, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(Backends, "sees_ahead", property(lambda self: False))
+    llm = make_llm(model_folder(CASE))
+    check(llm, oracle, apart(3))
+
+
 def test_text_and_messages_have_an_image_framed(model_folder: Any, make_llm: Any) -> None:
     folder = save_tokenizer(model_folder(CASE, seed=1), begins=True)
     llm: LLM = make_llm(folder, skip_tokenizer_init=False)
@@ -90,9 +99,9 @@ def test_text_and_messages_have_an_image_framed(model_folder: Any, make_llm: Any
 
 def test_steps_without_room_for_an_image_are_refused(make_llm: Any, model_folder: Any) -> None:
     with pytest.raises(ValidationError, match=r"max_num_batched_tokens=11.*9 tokens"):
-        make_llm(model_folder(CASE), max_num_batched_tokens=11)
+        make_llm(model_folder(CASE), max_num_batched_tokens=11, limit_mm_per_prompt=1)
     with pytest.raises(ValidationError, match=r"prefill_chunk=8.*9 tokens"):
-        make_llm(model_folder(CASE), prefill_chunk=8)
+        make_llm(model_folder(CASE), prefill_chunk=8, limit_mm_per_prompt=1)
 
 
 def test_a_head_at_a_time_attends_as_all_do(monkeypatch: Any) -> None:

@@ -147,6 +147,10 @@ def test_the_other_apis_read_images_as_chats(server: Server) -> None:
     assert (text, answer["usage"]["input_tokens"]) == wanted
     counted = ask(server, "/v1/messages/count_tokens", turns).json()
     assert counted["input_tokens"] == wanted[1]
+    turns[0]["content"][0]["text"] = "x" * 160  # more than the context has
+    counted = ask(server, "/v1/messages/count_tokens", turns).json()
+    assert counted["input_tokens"] > 160
+    assert ask(server, "/v1/messages", turns, max_tokens=6).status_code == 400
     for bad in ("file:///etc/passwd", data_url(encoded(ONE)[:-40])):
         part, source = {"type": "input_image", "image_url": bad}, {"type": "url", "url": bad}
         refused = httpx.post(path, json={"input": [{"role": "user", "content": [part]}]})

@@ -147,11 +147,16 @@ def read_image_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Con
         return made
     one_of("vision_config.model_type", vision.get("model_type", VISION_MODELS[0]), VISION_MODELS)
     tower = VisionConfig.from_hf(vision, VISION_DEFAULTS)
+    places = positive(config, "mm_tokens_per_image", 256)
+    for window in filter(None, made.windows):
+        if window < places:
+            allowed = f"at least mm_tokens_per_image={places}: its tokens attend to a whole image"
+            raise UnsupportedModelError("sliding_window", window, allowed)
     fields = {one.name: getattr(made, one.name) for one in dataclasses.fields(made)}
     return Gemma3ImageConfig(
         **fields,
         vision=tower,
-        side=_side(positive(config, "mm_tokens_per_image", 256), tower),
+        side=_side(places, tower),
         image_token=vocabulary_token(config, IMAGE_TOKEN_NAMES, IMAGE_TOKEN, made.vocab_size),
     )
 

@@ -1,4 +1,5 @@
 // Paged attention of decode rows and of packed prefill chunks.
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -214,11 +215,21 @@ Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, In
   }
   const int64_t region = q.dims[0], row_bytes = out.bytes / std::max<int64_t>(1, region);
   if (last_seen.count && last_seen.count != region) return "last_seen must have an entry a row";
-  if (last_seen.count) problem.last_seen = last_seen.values();
   std::vector<Prompt> prompts;
   for (int64_t lane = 0; lane < table.dims[0]; ++lane) {
     const int64_t row = start.values()[lane], tokens = std::min<int64_t>(length.values()[lane], region - row);
     if (tokens > 0) prompts.push_back({lane, row, tokens, context.values()[lane]});
+  }
+  // a call in which no row looks ahead is one without last_seen
+  const auto looks_ahead = [&](const Prompt& prompt) {
+    const int32_t* last = last_seen.values() + prompt.row;
+    for (int64_t i = 0; i < prompt.tokens; ++i) {
+      if (last[i] > prompt.position + i) return true;
+    }
+    return false;
+  };
+  if (last_seen.count && std::any_of(prompts.begin(), prompts.end(), looks_ahead)) {
+    problem.last_seen = last_seen.values();
   }
   std::sort(prompts.begin(), prompts.end(), [](const Prompt& a, const Prompt& b) { return a.row < b.row; });
   int64_t next = 0;

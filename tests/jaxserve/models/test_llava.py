@@ -112,6 +112,7 @@ def test_squares_of_gemma() -> None:
         (NEXT, {"image_grid_pinpoints": []}, "image_grid_pinpoints"),
         (GEMMA, {"mm_tokens_per_image": 250}, "mm_tokens_per_image"),
         (GEMMA, {"mm_tokens_per_image": 9}, "mm_tokens_per_image"),
+        (GEMMA, {"text_config": GEMMA["text_config"] | {"sliding_window": 255}}, "sliding_window"),
         (GEMMA, {"image_token_index": 262208}, "image_token_index"),
         (GEMMA, {"vision_config": {"model_type": "clip_vision_model"}}, "vision_config.model_type"),
         (GEMMA, {"vision_config": {"image_size": 225}}, "vision_config.image_size"),

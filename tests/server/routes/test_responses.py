@@ -366,7 +366,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                 {"role": "user", "content": [{"type": "input_image", "image_url": "file:///etc"}]}
             ]
         },
-        "input",
+        "input[0].content[0].type",
     ),
     ({"input": [{"role": "user", "content": "a"}] * 2049}, "input"),
     (
