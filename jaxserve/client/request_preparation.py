@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from jaxserve.client.images import KEY as MULTI_MODAL
@@ -62,8 +63,9 @@ class RequestPreparation:
         self.count += 1
         try:
             inputs.check_images(tokens, images)
-            reading = inputs.begin_images(images)
-            prompt = images if reading is None else await asyncio.wrap_future(reading)
-            return inputs.with_places(tokens, prompt)
+            reading: Future[Any] | None = inputs.begin_images(images)
+            if reading is not None:
+                images = await asyncio.wrap_future(reading)
+            return inputs.with_places(tokens, images)
         finally:
             self.count -= 1

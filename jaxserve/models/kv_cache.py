@@ -313,9 +313,9 @@ class KVCache:
         options |= self._read_options(held, layer)
 
         def attend(last_seen: jax.Array | None) -> jax.Array:
-            chosen = self.backends.prefill_options(ahead=last_seen is not None)
-            operands = q, held.pages, page_table, lanes
-            return paged_prefill_attention(*operands, last_seen=last_seen, **options, **chosen)
+            chosen = options | self.backends.prefill_options(ahead=last_seen is not None)
+            chosen["last_seen"] = last_seen
+            return paged_prefill_attention(q, held.pages, page_table, lanes, **chosen)
 
         if last_seen is None or self.backends.sees_ahead:
             return attend(last_seen)

@@ -151,10 +151,11 @@ def test_the_other_apis_read_images_as_chats(server: Server) -> None:
     counted = ask(server, "/v1/messages/count_tokens", turns).json()
     assert counted["input_tokens"] > 160
     assert ask(server, "/v1/messages", turns, max_tokens=6).status_code == 400
-    for bad in ("file:///etc/passwd", data_url(encoded(ONE)[:-40])):
+    cut = data_url(encoded(ONE)[:-40])
+    for bad, param in (("file:///etc/passwd", "image_url"), (cut, "multi_modal_data.image")):
         part, source = {"type": "input_image", "image_url": bad}, {"type": "url", "url": bad}
         refused = httpx.post(path, json={"input": [{"role": "user", "content": [part]}]})
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "input"
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == param
         turns = [{"role": "user", "content": [{"type": "image", "source": source}]}]
         refused = ask(server, "/v1/messages", turns, max_tokens=6)
         assert refused.status_code == 400 and refused.json()["type"] == "error"
