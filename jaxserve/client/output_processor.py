@@ -357,8 +357,9 @@ class OutputProcessor:
         """Append the step's reports on a sequence's tokens."""
         prompt = reports.get(PROMPT_SCORES, {}).get(sequence.sequence_id)
         if prompt is not None and not live.is_scored:
-            live.is_scored = True
-            if live.params.prompt_logprobs is not None:  # else another process tells them
+            if live.params.prompt_logprobs is None:  # another process tells them
+                live.prompt_logprobs = []
+            else:
                 scores = (None, *prompt)
                 live.take_prompt_logprobs(
                     [None if one is None else self._logprobs(sequence, one) for one in scores]
@@ -424,7 +425,7 @@ class OutputProcessor:
             live.prompt_token_ids,
             completions,
             not live.num_unfinished,
-            live.prompt_logprobs,
+            live.prompt_logprobs or None,  # none of a prompt whose scores another process tells
             live.metrics,
             live.num_cached_tokens,
         )

@@ -136,7 +136,6 @@ class FakeEngine:
         registry = CollectorRegistry()
         self.refused: list[str] = []
         self.metrics = SimpleNamespace(registry=registry, record_refused=self.refused.append)
-        self.client: Any = None
         Gauge("jaxserve:num_requests_running", "running", registry=registry)
         self.is_ready = True
         self.is_dead = self.is_restarting = self.is_draining = False
