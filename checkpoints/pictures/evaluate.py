@@ -103,7 +103,7 @@ def quoted(found: dict[str, Any]) -> str:
 
 
 def bundle(folder: Path, found: dict[str, Any]) -> None:
-    """Make a folder's model the bundled one, with what is told of it.
+    """Make the model of a folder the bundled one, with its evaluation in its README.
 
     Raises:
         ValueError: it answers too little right.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxserve.boundary.messages import EngineStats, StepOutput
 from jaxserve.boundary.step_times import StepTimes
 
-# what is told of the engine is told with `EngineStanding`, but for what runs
+# of the engine a slice says how many sequences run; `EngineStanding` says the rest
 NO_STATS = EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes())
 
 

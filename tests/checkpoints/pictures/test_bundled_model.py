@@ -1,4 +1,4 @@
-"""The files that ship: their size, what is told of them, and answers about pictures never seen."""
+"""The bundled files: their size, their README, and answers about pictures that training never had."""
 
 from __future__ import annotations
 
