@@ -1,4 +1,4 @@
-"""The bundled files: their size, their README, and answers about pictures that training never had."""
+"""The bundled files: their size, their README, answers about pictures that training never had."""
 
 from __future__ import annotations
 
