@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PORT ?= 8000
 MODEL ?=
+# workers and the servers that they start import the same modules: one compiles them, the others read
+export PYTHONDONTWRITEBYTECODE :=
 # one more than cores: tests wait for servers, timers and compilers
 WORKERS := $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 

@@ -3,7 +3,7 @@
 
     python -m benchmarks.simulation_truth --output truth.json
 
-A server of a model with random weights records its load. The model has 79 million parameters, so
+A server of a model with random weights records its load. The model has 41 million parameters, so
 that steps take longer than HTTP does. Each round sends the workloads that are compared, and a part
 of a mixed one before each of them, of which alone the steps calibrate the simulator: what slows the
 machine for a while slows both. Throughput and medians are to be within 15 % of the median of the
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,6 +47,8 @@ from jaxserve.simulation.setting import Setting, find_model, settle
 from jaxserve.simulation.simulator import Simulation
 from jaxserve.simulation.workload import Workload
 
+SEEDS = 25  # of deviations of the simulated steps, whose medians are compared
+LAYERS = 6  # the engine has one core of two
 SLOTS, BUDGET, PAGES, CONTEXT = 16, 256, 2049, 2048
 MIXED, WARM = "mixed", "warm-up"
 PARTS = 3  # a part of the mixed workload has so many times fewer requests than what it precedes
@@ -53,15 +56,15 @@ SHORT = {"input_len": 48, "output_len": 32, "range_ratio": 0.5}
 WORKLOADS = {
     # bursts, so that steps of many rows are seen
     MIXED: Workload(
-        request_rate=1.5, burstiness=0.2, input_len=220, output_len=28, range_ratio=0.95, seed=1
+        request_rate=2.5, burstiness=0.2, input_len=220, output_len=28, range_ratio=0.95, seed=1
     ),
-    "steady": Workload(request_rate=2, burstiness=4.0, seed=2, **SHORT),
-    "bursty": Workload(request_rate=2, burstiness=0.25, seed=3, **SHORT),
+    "steady": Workload(request_rate=4.4, burstiness=4.0, seed=2, **SHORT),
+    "bursty": Workload(request_rate=3.6, burstiness=0.25, seed=3, **SHORT),
     "long prompts": Workload(
-        request_rate=0.5, input_len=500, output_len=24, range_ratio=0.4, seed=4
+        request_rate=1.1, input_len=500, output_len=24, range_ratio=0.4, seed=4
     ),
-    "shared prefixes": Workload(request_rate=2, prefix_len=256, num_prefixes=4, seed=5, **SHORT),
-    "priorities": Workload(request_rate=2.5, burstiness=0.25, num_priorities=3, seed=6, **SHORT),
+    "shared prefixes": Workload(request_rate=4.4, prefix_len=256, num_prefixes=4, seed=5, **SHORT),
+    "priorities": Workload(request_rate=3.5, burstiness=0.25, num_priorities=3, seed=6, **SHORT),
 }
 METRICS = {  # name -> whether it is a p99
     "requests/s": False,
@@ -99,7 +102,11 @@ class Run(NamedTuple):
 def random_model(folder: Path) -> str:
     """A folder with a config.json alone; the vocabulary is the bundled model's."""
     config = json.loads((bundled_model_path() / "config.json").read_text())
-    return str(write_config("llama-125m", folder, vocab_size=config["vocab_size"]))
+    return str(
+        write_config(
+            "llama-125m", folder, vocab_size=config["vocab_size"], num_hidden_layers=LAYERS
+        )
+    )
 
 
 def flags(policy: str) -> dict[str, Any]:
@@ -118,19 +125,43 @@ def flags(policy: str) -> dict[str, Any]:
 
 @contextmanager
 def server(model: str, trace: Path) -> Iterator[str]:
-    """A server that records its load; its address."""
+    """A server that records its load; its address.
+
+    Its engine has all cores but one, on which the server and its clients run: neither is simulated.
+    """
     port = get_open_port()
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        raise SystemExit("one core: the engine needs another one than its clients")
     words = [sys.executable, "-m", "server", model, "--port", str(port)]
     for name, value in flags("priority").items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     words += ["--no-compile-in-background", "--record-trace", str(trace)]
     words += ["--uvicorn-log-level", "warning"]
+    os.sched_setaffinity(0, others)  # which the server's engine has from it
     process = subprocess.Popen(words, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    url = f"http://127.0.0.1:{port}"
     try:
-        yield f"http://127.0.0.1:{port}"
+        while not _is_ready(url):
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with {process.returncode}")
+            time.sleep(0.2)
+        for pid in (process.pid, os.getpid()):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {first})
+        yield url
     finally:
+        os.sched_setaffinity(0, {first, *others})
         process.terminate()
         process.wait(60)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
 
 
 def send(url: str, file: Path, count: int, seed: int) -> serve.LoadTest:
@@ -280,7 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, simulate, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="live runs of each workload")
-    parser.add_argument("--num-prompts", type=int, default=60, help="requests of a run")
+    parser.add_argument("--num-prompts", type=int, default=100, help="requests of a run")
     parser.add_argument("--output", type=Path, help="JSON of all figures")
     parser.add_argument("--keep", type=Path, help="folder for what was recorded")
     parser.add_argument("--recorded", type=Path, help="such a folder: nothing is run again")
@@ -295,9 +326,12 @@ def main(arguments: list[str] | None = None) -> int:
             with server(model, file) as url:
                 tests = live_runs(url, folder, options)
             live.write_text(json.dumps({"environment": facts, "load": load, "tests": tests}))
-        known = json.loads(live.read_text())
-        load, facts = known["load"], known["environment"]
-        tests = [Sent(*one) for one in known["tests"]]
+        try:
+            known = json.loads(live.read_text())
+            load, facts = known["load"], known["environment"]
+            tests = [Sent(*one) for one in known["tests"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            parser.error(f"--recorded {folder}: want what --keep of this version wrote: {error!r}")
         trace = read_trace(file)
         asked = EngineConfig(model=model, **flags("priority"))
         setting = settle(asked, find_model(asked)[0], DEVICES["cpu"])
@@ -310,7 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
         if workload != MIXED:
             seeds = [
                 simulated(setting, part, made, options.num_prompts, edge, seed)
-                for seed in range(options.rounds)
+                for seed in range(SEEDS)
             ]
             found[workload] = {n: statistics.median(one[n] for one in seeds) for n in METRICS}
     lines, wrong = compare(runs, found)

@@ -1,4 +1,4 @@
-"""File formats of model checkpoints, and the small model that comes with jaxserve."""
+"""File formats of model checkpoints, and the small models that come with jaxserve."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ __all__ = [
     "TensorMismatchError",
     "aligned_empty",
     "bundled_model_path",
+    "bundled_picture_model_path",
 ]
 
 
 def bundled_model_path() -> Path:
     """Folder of the bundled model, in Hugging Face format."""
     return Path(__file__).resolve().parent / "tiny"
+
+
+def bundled_picture_model_path() -> Path:
+    """Folder of the bundled model that reads pictures, in Hugging Face format."""
+    return Path(__file__).resolve().parent / "pictures"

@@ -12,6 +12,7 @@ _PREFIXES = (
     ("vision_tower.vision_model.", "vision_tower."),
     ("model.multi_modal_projector.", "multi_modal_projector."),
     ("model.visual.", "visual."),
+    ("model.image_newline", "image_newline"),
 )
 
 

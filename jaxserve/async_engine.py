@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
 from jaxserve.client.output_queue import OutputQueue
+from jaxserve.client.relayed_request import RelayedRequest, Tell
 from jaxserve.client.request_preparation import RequestPreparation
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -30,6 +31,7 @@ from jaxserve.scheduling.ledger import Ledger
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from jaxserve.client.front_client import FrontClient
     from jaxserve.client.thread_client import ThreadClient
     from jaxserve.isolation.process_client import ProcessClient
     from jaxserve.isolation.replicas import ReplicaClient
@@ -52,9 +54,11 @@ class AsyncEngine:
         isolation: run the engine in a process of its own, which is started again when it dies or
             hangs, or as many of them as `data_parallel_size` says; None: in a thread of this one.
         early: that process, where it has been started already.
+        make: makes another client, of the clock of the thread that uses it and what wakes that.
 
     Attributes:
         client: what serves its requests.
+        clock: measures the time of the thread that uses it.
         is_isolated: the engine has a process of its own.
         is_draining: True once `drain` or `shutdown` has been called.
         on_ended: told of each request that has ended, with its last output if it had one.
@@ -68,16 +72,21 @@ class AsyncEngine:
         start: bool = True,
         isolation: Isolation | None = None,
         early: EarlyProcess | None = None,
+        make: Callable[[ClientClock, Callable[[], None]], FrontClient] | None = None,
     ):
-        self._clock = ClientClock(whole_thread=True)
-        self.client = self._make_client(asked, isolation, early)
+        self.clock = ClientClock(whole_thread=True)
+        self.client: ThreadClient | ProcessClient | ReplicaClient | FrontClient
+        if make is None:
+            self.client = self._make_client(asked, isolation, early)
+        else:
+            self.client = make(self.clock, self._wake)
         self.is_isolated = isolation is not None
         self.on_ended: Callable[[PreparedRequest, RequestOutput | None], None] | None = None
         self.is_draining = False
         self.refusal: str | None = None
         self._preparing = RequestPreparation()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[str, OutputQueue] = {}
+        self._streams: dict[str, OutputQueue | RelayedRequest] = {}
         self._looking: asyncio.Future[EngineView] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # when it comes
@@ -92,14 +101,14 @@ class AsyncEngine:
         if isolation is None:
             from jaxserve.client.thread_client import ThreadClient
 
-            return ThreadClient(config, self._clock, self._wake)
+            return ThreadClient(config, self.clock, self._wake)
         if config.data_parallel_size > 1:
             from jaxserve.isolation.replicas import ReplicaClient
 
-            return ReplicaClient(config, self._clock, self._wake, isolation, early)
+            return ReplicaClient(config, self.clock, self._wake, isolation, early)
         from jaxserve.isolation.process_client import ProcessClient
 
-        return ProcessClient(config, self._clock, self._wake, isolation, early)
+        return ProcessClient(config, self.clock, self._wake, isolation, early)
 
     def start(self) -> None:
         """Begin to load; returns at once."""
@@ -201,7 +210,7 @@ class AsyncEngine:
             timeout: seconds from now when it ends wherever it is, with finish_reason "abort" and
                 stop_reason "timeout".
         """
-        queueing = Queueing(self._clock.now(), priority, timeout)
+        queueing = Queueing(self.clock.now(), priority, timeout)
         return self._stream(request_id, lambda: self.prepare(prompt, params, request_id, queueing))
 
     async def prepare(
@@ -228,6 +237,11 @@ class AsyncEngine:
         return await self._preparing.prepare(
             self.client.inputs, prompt, params, request_id, queueing
         )
+
+    async def with_places(self, tokens: list[int], images: Mapping[str, Any]) -> list[int]:
+        """See `RequestPreparation.with_places`. Raises EngineDeadError: the engine has ended."""
+        self.client.check_alive()
+        return await self._preparing.with_places(self.client.inputs, tokens, images)
 
     @property
     def ledger(self) -> Ledger:
@@ -293,7 +307,7 @@ class AsyncEngine:
             raise ValidationError("request_id", request_id, "an id that is not in use")
         self._use_loop()
         if not self._streams:
-            self._clock.resume()
+            self.clock.resume()
         stream = self._streams[request_id] = OutputQueue()
         finished = False
         last: RequestOutput | None = None
@@ -325,6 +339,55 @@ class AsyncEngine:
             self._set_timer()  # a deadline is gone with it
             if prepared is not None and self.on_ended is not None:
                 self.on_ended(prepared, last)
+
+    def relay(self, prepared: Sequence[PreparedRequest], tell: Tell) -> None:
+        """Begin the requests of one call, whose text another process makes.
+
+        That process has their tokens of `client.on_step`.
+
+        Args:
+            prepared: all of them, or none, are let in.
+            tell: told of each request its last output, or the error that ends it.
+
+        Raises:
+            ValidationError, QueueFullError, PausedError, EngineDeadError: see `stream`.
+        """
+        self._use_loop()
+        self.client.check_alive()
+        if self.refusal is not None:
+            raise PausedError(self.refusal)
+        if not self._streams:
+            self.clock.resume()
+
+        def end(name: str, item: RequestOutput | BaseException) -> None:
+            self._streams.pop(name, None)
+            tell(name, item)
+
+        self.client.admit(prepared)
+        try:
+            for one in prepared:
+                self.client.add(one)
+                self._streams[one.request_id] = RelayedRequest(one.request_id, end)
+        except BaseException:
+            for one in prepared:
+                self.end_relayed(one.request_id)
+                self.client.ledger.ended(one.request_id)
+            raise
+        self._set_timer()
+
+    def end_relayed(self, request_id: str) -> None:
+        """End a request of `relay` now: its caller has gone."""
+        if self._streams.pop(request_id, None) is not None:
+            self.client.drop(request_id)
+            self._set_timer()
+
+    def stop_relayed(self, sequence_ids: Sequence[str]) -> list[str]:
+        """End sequences of `relay` that met a stop string elsewhere; the requests that end."""
+        over = self.client.stop(sequence_ids)
+        for request_id in over:
+            self._streams.pop(request_id, None)
+        self._set_timer()
+        return over
 
     def unread_bytes(self, request_id: str) -> int:
         """About the bytes of a stream's outputs that are not read yet; 0 without a stream."""
@@ -395,9 +458,9 @@ class AsyncEngine:
             is_entering: whether more requests were let in that are not known here yet.
         """
         self.is_draining = True
-        deadline = self._clock.now() + seconds
+        deadline = self.clock.now() + seconds
         quiet = 0
-        while quiet < DRAIN_POLLS and self._clock.now() < deadline and not self.is_dead:
+        while quiet < DRAIN_POLLS and self.clock.now() < deadline and not self.is_dead:
             if self.is_ready:
                 self.client.inputs.drain()
             busy = self._streams or self._preparing.count or is_entering()
@@ -414,7 +477,7 @@ class AsyncEngine:
     def begin_shutdown(self) -> None:
         """The same without waiting for the end."""
         self.is_draining = True
-        for request_id, stream in self._streams.items():
+        for request_id, stream in [*self._streams.items()]:
             self.client.abort(request_id)
             stream.put_nowait(ShutdownError("the engine was shut down before this was finished"))
         self.client.close()
@@ -467,7 +530,7 @@ class AsyncEngine:
             self._timer = None
         self._due = due
         if due is not None:
-            left = max(0.0, due - self._clock.now()) + TIMER_SLACK_S  # a timer may come early
+            left = max(0.0, due - self.clock.now()) + TIMER_SLACK_S  # a timer may come early
             self._timer = self._loop.call_later(left, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -475,7 +538,7 @@ class AsyncEngine:
         self._deliver()
 
     def _fail_streams(self) -> None:
-        for stream in self._streams.values():
+        for stream in [*self._streams.values()]:
             stream.put_nowait(self.client.death())
 
     # -- called in a thread of the client's -------------------------------------------------------

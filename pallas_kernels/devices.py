@@ -143,9 +143,21 @@ class Backends:
         return self._options("rotate_and_write", self.rotate_and_write)
 
     @property
-    def prefill_options(self) -> dict[str, Any]:
-        """The keyword arguments of paged_prefill_attention that the device decides."""
-        options = self._options("prefill", self.prefill)
+    def sees_ahead(self) -> bool:
+        """Whether rows of prefill may see tokens behind themselves."""
+        return resolve("prefill", self.prefill).sees_ahead
+
+    def prefill_options(self, *, ahead: bool = False) -> dict[str, Any]:
+        """The keyword arguments of paged_prefill_attention that the device decides.
+
+        Args:
+            ahead: whether rows see tokens behind themselves; XLA attends where the backend's rows
+                cannot.
+        """
+        backend = self.prefill
+        if ahead and not self.sees_ahead:
+            backend = "xla"
+        options = self._options("prefill", backend)
         return options | {"row_invariant": True} if self.row_invariant else options
 
     @property

@@ -374,7 +374,7 @@ class Answer(ABC, Generic[Body]):
     def _usage_so_far(
         self, position: int, generated: int, output: RequestOutput
     ) -> dict[str, Any] | None:
-        if not self.body.continuous_usage:
+        if not (self.body.continuous_usage or self.service.options.includes_usage):
             return None
         prompt = self.requests[position].group.prompt_token_ids
         return self._usage(len(prompt), generated, output.num_cached_tokens)

@@ -13,9 +13,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from server.client_limits import Limits
+from server.counts import Counts
 from server.engine_route import engine_paths
 from server.errors import handle_http_exception
 from server.keys import ApiKey
+from server.load_report import LoadReportMiddleware
 from server.middleware import (
     OPEN_PATHS,
     PROBE_PATHS,
@@ -34,6 +36,7 @@ from server.routes import (
     completions,
     control,
     documents,
+    embed_v2,
     invocations,
     messages,
     models,
@@ -66,6 +69,7 @@ def create_app(
     parsers: Parsers = NO_PARSERS,
     tracer: RequestTracer | None = None,
     has_page: bool = True,
+    counts: Counts | None = None,
 ) -> Starlette:
     """The HTTP application around an engine, which may still be loading.
 
@@ -78,9 +82,12 @@ def create_app(
         options, parsers: see `Service`.
         tracer: makes spans of requests; None: there are none.
         has_page: serve the page at `/`, and what it shows of the engine.
+        counts: see `Service`.
     """
 
-    service = Service(engine, limits, options=options, parsers=parsers, api_keys=api_keys)
+    service = Service(
+        engine, limits, options=options, parsers=parsers, api_keys=api_keys, counts=counts
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -98,6 +105,7 @@ def create_app(
         *stored_responses.ROUTES,
         *messages.ROUTES,
         *pooling.ROUTES,
+        *embed_v2.ROUTES,
         *scoring.ROUTES,
         *models.ROUTES,
         *tokens.ROUTES,
@@ -130,6 +138,7 @@ def create_app(
         opened = PROBE_PATHS if options.guards_metrics else OPEN_PATHS
         opened |= page.OPEN_PATHS if has_page else frozenset()
         middleware.append(Middleware(ApiKeyMiddleware, keys=service.keys, open_paths=opened))
+    middleware.append(Middleware(LoadReportMiddleware, stats=lambda: engine.client.stats()))
     if options.tracks_load:
         waiting = engine_paths(routes).values()
         middleware.append(Middleware(LoadMiddleware, load=service.load, paths=frozenset(waiting)))

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from jaxserve.errors import ValidationError
 from jaxserve.params.sampling_rules import MAX_BIAS_ENTRIES
 from server.client_limits import Limits
+from server.counts import Cell, Counts
 from server.errors import ApiError, ClientDisconnected
 
 READ_TIMEOUT_S = 60.0
@@ -45,12 +46,18 @@ class BodyReader:
 
     Args:
         limits: those on bytes are read.
+        counts: of the server; None: of no other.
     """
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: Limits, counts: Counts | None = None):
         self._limits = limits
-        self.pending = 0  # bytes of bodies that are being read, parsed or tokenised
+        self._counts = counts or Counts()
         self._beside = ThreadPoolExecutor(1, "jaxserve-bodies")
+
+    @property
+    def pending(self) -> int:
+        """Bytes of bodies that are being read, parsed or tokenised here."""
+        return int(self._counts.own(Cell.BODY_BYTES))
 
     @asynccontextmanager
     async def reading(self, request: Request, model: type[BodyModel]) -> AsyncIterator[BodyModel]:
@@ -95,7 +102,7 @@ class BodyReader:
             await self._read_in_time(request, body)
             yield body
         finally:
-            self.pending -= len(body)
+            self._counts.add(Cell.BODY_BYTES, -len(body))
 
     async def made(self, request: Request, make: Callable[[], Made]) -> Made:
         """What `make` makes of a body that was read: beside the event loop if it is large.
@@ -123,10 +130,10 @@ class BodyReader:
             raise ApiError(413, f"the request body is larger than {most} bytes")
         async for piece in request.stream():
             body += piece
-            self.pending += len(piece)
+            self._counts.add(Cell.BODY_BYTES, len(piece))
             if len(body) > most:
                 raise ApiError(413, f"the request body is larger than {most} bytes")
-            if self.pending > most_pending:
+            if self._counts.total(Cell.BODY_BYTES) > most_pending:
                 text = f"request bodies of more than {most_pending} bytes are being read"
                 raise ApiError(503, f"{text}; try again later", headers={"Retry-After": "1"})
 

@@ -13,6 +13,7 @@ from uvicorn.protocols.utils import get_client_addr
 from jaxserve.scheduling.ledger import Entry
 from server.admission import Admission, BusyResponse
 from server.client_limits import Limits
+from server.counts import Cell, Counts
 from server.descriptors import Descriptors
 from server.errors import ApiError
 from server.old_http import end_with_connection
@@ -47,6 +48,7 @@ class Connection(HttpToolsProtocol):
         limits: of the server.
         admission: refuses requests whose bodies need not be read; None lets all in.
         descriptors: what there is for connections.
+        counts: of the server, whose connections may be in several processes.
         idle: those of the server without a whole request, and since when; the longest first.
         idle_extra: and of those that may ask for its health alone.
     """
@@ -54,6 +56,7 @@ class Connection(HttpToolsProtocol):
     limits: ClassVar[Limits] = Limits()
     admission: ClassVar[Admission | None] = None
     descriptors: ClassVar[Descriptors] = Descriptors()
+    counts: ClassVar[Counts] = Counts()
     idle: ClassVar[dict[Connection, float]] = {}
     idle_extra: ClassVar[dict[Connection, float]] = {}
 
@@ -81,10 +84,12 @@ class Connection(HttpToolsProtocol):
         limits: Limits,
         admission: Admission | None = None,
         descriptors: Descriptors = Descriptors(),  # noqa: B008
+        counts: Counts | None = None,
     ) -> type[Connection]:
         """The connections of one server."""
         own: dict[str, Any] = {"limits": limits, "admission": admission, "descriptors": descriptors}
-        return type("Connection", (cls,), {**own, "idle": {}, "idle_extra": {}})
+        own |= {"counts": counts or Counts(), "idle": {}, "idle_extra": {}}
+        return type("Connection", (cls,), own)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -93,7 +98,8 @@ class Connection(HttpToolsProtocol):
         self._watch = PeerWatch(transport, interval, self._is_unwatched, told, begins)
         self._await_head()
         number = transport.get_extra_info("socket").fileno()
-        excess = len(self.connections) - self.limits.max_connections
+        self.counts.put(Cell.CONNECTIONS, len(self.connections))
+        excess = int(self.counts.total(Cell.CONNECTIONS)) - self.limits.max_connections
         excess = max(excess, self.descriptors.excess(number))
         while excess > 0 and self.idle:
             oldest, since = next(iter(self.idle.items()))
@@ -129,6 +135,7 @@ class Connection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
+        self.counts.put(Cell.CONNECTIONS, len(self.connections))
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:

@@ -77,7 +77,7 @@ class ApiError(Exception):
         That of OpenAI's is also the one of an error event in a stream.
         """
         if is_anthropic(path):
-            return anthropic_error(self.status, self.message)
+            return anthropic_error(self.status, self.message, self.param)
         return {
             "error": {
                 "message": self.message,

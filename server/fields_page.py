@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.embed_v2 import EmbedV2Request
 from server.protocol.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from server.protocol.requests import ModelRequest
 from server.protocol.scoring import RerankRequest, ScoreRequest
@@ -23,6 +24,7 @@ MODELS: dict[str, type[ModelRequest]] = {
     "classify": ClassifyRequest,
     "score": ScoreRequest,
     "rerank": RerankRequest,
+    "embed_v2": EmbedV2Request,
 }
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -32,6 +34,7 @@ PATHS = {
     "classify": "/classify",
     "score": "/score",
     "rerank": "/rerank",
+    "embed_v2": "/v2/embed",
 }
 HEAD = """# Fields of requests
 

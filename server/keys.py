@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ValidationError
+from server.counts import Counts, Numbers
 
 FLAG = "--api-keys-file"
 INT64 = 2**63
@@ -92,26 +93,35 @@ class Bucket:
 
     Args:
         per_minute: the allowance, and the most that is left unused.
-        clock: seconds.
+        clock: seconds; of several processes they count from the same moment.
+        state: what is left, and when that was so, which processes may share; two zeros where
+            nothing has been used yet; None: they are its own.
     """
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        per_minute: int,
+        clock: Callable[[], float] = time.monotonic,
+        state: Numbers | None = None,
+    ):
         self._rate = per_minute / 60.0
         self._most = float(per_minute)
-        self._left, self._clock = self._most, clock
-        self._then = clock()
+        self._clock = clock
+        self._state: Numbers = [0.0, 0.0] if state is None else state
+        if not (self._state[0] or self._state[1]):
+            self._state[0], self._state[1] = self._most, clock()
 
     def wait(self, amount: float = 1.0) -> float:
         """Seconds until so much is left; 0 if it is now."""
-        now = self._clock()
-        self._left = min(self._most, self._left + (now - self._then) * self._rate)
-        self._then = now
-        return max(0.0, (min(amount, self._most) - self._left) / self._rate)
+        now, (left, then) = self._clock(), (self._state[0], self._state[1])
+        left = min(self._most, left + (now - then) * self._rate)
+        self._state[0], self._state[1] = left, now
+        return max(0.0, (min(amount, self._most) - left) / self._rate)
 
     def take(self, amount: float) -> None:
         """Use so much, perhaps more than is left: then nothing is for a while."""
         self.wait()
-        self._left -= amount
+        self._state[0] -= amount
 
 
 class Client:
@@ -119,13 +129,17 @@ class Client:
 
     Args:
         key: theirs.
+        counts: of the server; None: of no other.
+        place: of the key among those of the server.
     """
 
-    def __init__(self, key: ApiKey):
+    def __init__(self, key: ApiKey, counts: Counts | None = None, place: int = 0):
         self.name, self.priority = key.name, key.priority
         requests, tokens = key.requests_per_minute, key.tokens_per_minute
-        self._requests = None if requests is None else Bucket(requests)
-        self._tokens = None if tokens is None else Bucket(tokens)
+        self._counts = counts or Counts()
+        states = [self._counts.quota(2 * place + one) for one in (0, 1)]
+        self._requests = None if requests is None else Bucket(requests, state=states[0])
+        self._tokens = None if tokens is None else Bucket(tokens, state=states[1])
         self._key = key
 
     @property
@@ -135,6 +149,12 @@ class Client:
 
     def refusal(self) -> tuple[str, int] | None:
         """Count a request; where it is one too many, which allowance is used up, and seconds."""
+        if self._requests is None and self._tokens is None:
+            return None
+        with self._counts.alone():
+            return self._refusal()
+
+    def _refusal(self) -> tuple[str, int] | None:
         allowances = (
             ("requests", self._key.requests_per_minute, self._requests),
             ("tokens", self._key.tokens_per_minute, self._tokens),
@@ -168,7 +188,8 @@ class Client:
     def used(self, tokens: int) -> None:
         """Count tokens of a prompt, or generated ones."""
         if self._tokens is not None:
-            self._tokens.take(tokens)
+            with self._counts.alone():
+                self._tokens.take(tokens)
 
 
 class KeyRing:
@@ -178,10 +199,18 @@ class KeyRing:
 
     Args:
         keys: one or more.
+        counts: of the server; None: of no other.
     """
 
-    def __init__(self, keys: Sequence[ApiKey]):
-        self._clients = [(_digest(key.key.encode()), Client(key)) for key in keys]
+    def __init__(self, keys: Sequence[ApiKey], counts: Counts | None = None):
+        self._clients = [
+            (_digest(key.key.encode()), Client(key, counts, place))
+            for place, key in enumerate(keys)
+        ]
+
+    def named(self, queue_name: str) -> Client | None:
+        """The client whose requests wait under a name; None: there is none."""
+        return next((one for _, one in self._clients if one.queue_name == queue_name), None)
 
     def find(self, headers: Iterable[tuple[bytes, bytes]]) -> Client | None:
         """Whose key a request brings, as `Authorization: Bearer <key>` or `x-api-key: <key>`.

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.counts import Cell, Counts
 from server.errors import ApiError, ClientDisconnected, as_api_error
 from server.keys import KeyRing
 from server.logs import REQUEST_ID
@@ -109,10 +110,23 @@ class RootPathMiddleware:
 
 
 class Load:
-    """How many requests for the model's work are being answered: `num_running`."""
+    """How many requests for the model's work are being answered.
 
-    def __init__(self) -> None:
-        self.num_running = 0
+    Args:
+        counts: of the server; None: of no other.
+    """
+
+    def __init__(self, counts: Counts | None = None) -> None:
+        self._counts = counts or Counts()
+
+    @property
+    def num_running(self) -> int:
+        """In all processes of the server."""
+        return int(self._counts.total(Cell.RUNNING))
+
+    def count(self, change: int) -> None:
+        """So many more are being answered here."""
+        self._counts.add(Cell.RUNNING, change)
 
 
 class LoadMiddleware:
@@ -132,11 +146,11 @@ class LoadMiddleware:
         if not counts or scope["path"] not in self._paths:
             await self.app(scope, receive, send)
             return
-        self._load.num_running += 1
+        self._load.count(1)
         try:
             await self.app(scope, receive, send)
         finally:
-            self._load.num_running -= 1
+            self._load.count(-1)
 
 
 class ApiKeyMiddleware:

@@ -13,6 +13,7 @@ import jaxserve
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest
 from server.protocol.chat import BatchChatRequest, ChatCompletionRequest, ChatTokenizeRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.embed_v2 import EmbedV2Request
 from server.protocol.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from server.protocol.profile import StartProfileRequest
 from server.protocol.responses_request import InputTokensRequest, ResponsesRequest
@@ -31,6 +32,7 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/chat/completions/batch": (BatchChatRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
     "/pooling": (PoolingRequest,),
+    "/v2/embed": (EmbedV2Request,),
     "/classify": (ClassifyRequest,),
     **dict.fromkeys(SCORE_PATHS, (ScoreRequest,)),
     **dict.fromkeys(RERANK_PATHS, (RerankRequest,)),
@@ -153,6 +155,15 @@ def _of_prompts(item: Schema) -> Schema:
 
 
 _EMBEDDINGS = _of_prompts(_item(object={"const": "embedding"}, embedding=_NUMBERS))
+_TYPED = _object(
+    {
+        "id": TEXT,
+        "embeddings": _OBJECT,
+        "texts": _list(TEXT),
+        "meta": _OBJECT,
+        "response_type": TEXT,
+    }
+)
 _CLASSES = _of_prompts(_item(label=TEXT, probs=_list(NUMBER), num_classes=WHOLE))
 _SCORES = _of_prompts(_item(object={"const": "score"}, score=NUMBER))
 _RANKS = _object(
@@ -237,6 +248,7 @@ ANSWERS: dict[str, Schema] = {
     "/invocations": {"anyOf": [_COMPLETION, _CHAT, _EMBEDDINGS, _CLASSES, _SCORES, _RANKS]},
     "/v1/embeddings": _EMBEDDINGS,
     "/pooling": _of_prompts(_item(object={"const": "pooling"}, data=_NUMBERS)),
+    "/v2/embed": _TYPED,
     "/classify": _CLASSES,
     **dict.fromkeys(SCORE_PATHS, _SCORES),
     **dict.fromkeys(RERANK_PATHS, _RANKS),

@@ -17,7 +17,7 @@ class Options:
     Attributes:
         tells_cached_tokens: usage says how many prompt tokens the prefix cache had, which tells a
             client what others have asked.
-        includes_usage: every stream ends with its usage.
+        includes_usage: every chunk of a stream has the usage so far, and a last one the whole.
         shows_token_ids: logprobs name tokens by their ids, unless a request says otherwise.
         sends_request_ids: responses have an `X-Request-Id`.
         tracks_load: `/load` says how many requests are being answered.

@@ -171,5 +171,10 @@ async def count_prompt(
         chat.check()
         service.resolve_model(chat.model)
         tools = chat.asked_tools().tools
-        encoding = service.encode_chat(chat, add_special_tokens=False, tools=tools)
-        return len(await until_disconnect(request.receive, encoding))
+        return await until_disconnect(request.receive, _count(service, chat, tools))
+
+
+async def _count(service: Service, chat: ChatCompletionRequest, tools: Any) -> int:
+    images: list[str] = []
+    tokens = await service.encode_chat(chat, add_special_tokens=False, tools=tools, images=images)
+    return len(await service.with_places(tokens, images) if images else tokens)

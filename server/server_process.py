@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import logging
-import math
 import shlex
 import signal
 import socket
@@ -25,30 +23,27 @@ from checkpoints.errors import CheckpointError
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import JaxServeError
 from jaxserve.observability.json_log import JSON
-from jaxserve.observability.process_collector import usable_cpus
 from jaxserve.observability.trace_recorder import TraceRecorder
-from server.admission import Admission
 from server.app import create_app
 from server.commands.edge_flags import allowed_hosts
-from server.commands.log_flags import tracer, unlogged_paths
-from server.commands.socket_flags import listen_at, tls
+from server.commands.log_flags import tracer
+from server.commands.socket_flags import listen_at
 from server.descriptors import Descriptors
 from server.engine_route import engine_paths
 from server.http_protocol import connection_class
-from server.listen_socket import BACKLOG, as_many, listen
-from server.logs import log_config
+from server.http_settings import http_settings
+from server.listen_socket import as_many, listen
 from server.process_end import EXIT_S, exit_after, exit_now
+from server.process_settings import SWITCH_S, leave_out_of_collections, workers_of
 from server.service import Service
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
     from jaxserve.processes.launch import EarlyProcess
+    from server.fronts.hub import Hub
 
 logger = logging.getLogger("jaxserve.server")
 
-# Seconds that connections get to end after their requests were aborted.
-DRAIN_S = 2
-SWITCH_S = 0.0005  # between two threads that both want the interpreter
 WATCH_S = 0.2
 # The exit code once the engine has died too often.
 ENGINE_LOST = 70
@@ -79,7 +74,7 @@ def serve(
         JaxServeError: the port is taken.
     """
     limits = told["limits"]
-    protocol = connection_class()
+    connection_class()  # before anything is loaded
     descriptors = Descriptors.raised(limits.max_connections)
     spans = tracer(args, config.model_names[0])
     try:
@@ -89,9 +84,13 @@ def serve(
         raise JaxServeError(f"cannot listen on {where}: {reason}") from error
     from jaxserve.async_engine import AsyncEngine
 
-    # the event loop asks for the interpreter at each event, and would wait so long for a thread
     sys.setswitchinterval(SWITCH_S)
     engine = AsyncEngine(config, start=False, isolation=isolation, early=early)
+    hub = None
+    if args.api_server_count > 1:
+        from server.fronts.hub import Hub
+
+        hub = Hub(args, told["api_keys"], listener)
     recorder = None
     if args.record_trace is not None:
         recorder = engine.client.recorder = TraceRecorder(Path(args.record_trace))
@@ -101,44 +100,30 @@ def serve(
         allowed_hosts=allowed_hosts(args),
         tracer=spans,
         has_page=args.page,
+        counts=None if hub is None else hub.counts,
         **told,
     )
     service = app.state.service
-    admission = Admission(service, engine_paths(app.routes, service.options.root_path))
-    settings = uvicorn.Config(
-        app,
-        http=protocol.limited(limits, admission, descriptors),
-        ws="none",
-        lifespan="on",
-        log_config=log_config(args.uvicorn_log_level, args.log_format, unlogged_paths(args)),
-        log_level=args.uvicorn_log_level,
-        access_log=not args.disable_uvicorn_access_log,
-        server_header=False,
-        timeout_graceful_shutdown=DRAIN_S,
-        backlog=BACKLOG,
-        timeout_keep_alive=math.ceil(limits.idle_timeout),
-        **tls(args),
-    )
+    if hub is not None:
+        hub.serve(service, app)
+    paths = engine_paths(app.routes, service.options.root_path)
+    settings = http_settings(app, args, service, paths, descriptors)
     base_url = f"unix:{args.uds}" if args.uds else _base_url(listener, settings.is_ssl)
-    server = _Server(settings, args, service, descriptors, base_url)
+    server = _Server(settings, args, service, descriptors, base_url, hub)
     engine.start()
+    # fronts listen, where there are some
+    sockets = as_many(listener, descriptors.listeners) if hub is None else []
     try:
-        server.run(sockets=as_many(listener, descriptors.listeners))
+        server.run(sockets=sockets)
     finally:
+        if hub is not None:
+            hub.close()
+            listener.close()
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)
         if recorder is not None:
             recorder.close()
     return server.exit_code
-
-
-def workers_of(asked: int | None) -> int | None:
-    """Threads for `--num-workers`: no more than there are cores, which a log line says."""
-    cores = max(1, int(usable_cpus()))
-    if asked is None or asked <= cores:
-        return asked
-    logger.warning("--num-workers %d is lowered to %d, the cores", asked, cores)
-    return cores
 
 
 class _Server(uvicorn.Server):
@@ -151,6 +136,7 @@ class _Server(uvicorn.Server):
         service: Service,
         descriptors: Descriptors,
         base_url: str,
+        hub: Hub | None = None,
     ) -> None:
         super().__init__(settings)
         self.exit_code = 0
@@ -159,6 +145,7 @@ class _Server(uvicorn.Server):
         self._shutdown_timeout = args.shutdown_timeout
         self._service, self._engine = service, service.engine
         self._descriptors, self._base_url = descriptors, base_url
+        self._hub = hub  # of fronts, which have the connections; None: there are none
         self._is_loaded = False
         # asyncio keeps only weak references to tasks.
         self._tasks: list[asyncio.Task[None]] = []
@@ -168,6 +155,8 @@ class _Server(uvicorn.Server):
             workers = ThreadPoolExecutor(self._num_workers, "jaxserve-worker")
             asyncio.get_running_loop().set_default_executor(workers)
         await super().startup(sockets)
+        if self._hub is not None:
+            self._hub.begin()
         self._tasks.append(asyncio.ensure_future(self._announce()))
 
     @contextlib.contextmanager
@@ -193,14 +182,23 @@ class _Server(uvicorn.Server):
     async def _drain(self) -> None:
         text = "stopping: what runs may finish within %g s; a second signal ends it at once"
         logger.info(text, self._shutdown_timeout)
-        service = self._service
-        if not await self._engine.drain(self._shutdown_timeout, lambda: service.num_entering > 0):
+        service, seconds = self._service, self._shutdown_timeout
+        drained = None if self._hub is None else asyncio.ensure_future(self._hub.drain(seconds))
+
+        def is_entering() -> bool:
+            return service.num_entering > 0 or (drained is not None and not drained.done())
+
+        if not await self._engine.drain(seconds, is_entering):
             logger.warning(
                 "some requests had not finished after %g s: they end with an error",
                 self._shutdown_timeout,
             )
-        self.should_exit = True
+        if self._hub is None:
+            self.should_exit = True
+            return await self._engine.shutdown()
         await self._engine.shutdown()
+        await self._hub.settle()
+        self.should_exit = True
 
     async def _announce(self) -> None:
         """Say when the server is healthy, or why it never will be."""
@@ -213,13 +211,19 @@ class _Server(uvicorn.Server):
             text = str(error) if expected else repr(error)
             self._fail(f"{self._engine.asked.model}: {text}")
             return
+        if self._hub is not None:
+            self._hub.load()
+            await self._hub.wait_ready()
+            if self._hub.error is not None:
+                self._fail(self._hub.error)
+                return
         room = self._descriptors.room(len(self.server_state.connections))
         if room is not None and room < 1:
             self._fail(f"{self._descriptors.limit} open files (ulimit -n) leave no connection")
             return
         engine = self._engine
         engine.warm_up()
-        _leave_out_of_collections()
+        leave_out_of_collections()
         most = self._service.limits.max_connections
         if room is not None and room < most:
             logger.warning(
@@ -247,10 +251,13 @@ class _Server(uvicorn.Server):
         while not self._engine.is_draining:
             if self._engine.is_dead and self._engine.is_isolated:
                 break
+            if self._hub is not None and self._hub.error is not None:
+                break
             await asyncio.sleep(WATCH_S)
         else:
             return
-        self._say_error(str(self._engine.error))
+        lost = None if self._hub is None else self._hub.error
+        self._say_error(lost or str(self._engine.error))
         self.exit_code = ENGINE_LOST
         self.should_exit = True
 
@@ -264,16 +271,6 @@ class _Server(uvicorn.Server):
             logger.error(text)
         else:
             print(f"jaxserve: {text}", file=sys.stderr, flush=True)
-
-
-def _leave_out_of_collections() -> None:
-    """What lives as long as the server is not looked at for garbage any more.
-
-    A collection that walks it stops the event loop for tenths of a second, once a second under
-    load.
-    """
-    gc.collect()  # what is garbage already would never be freed
-    gc.freeze()
 
 
 def _base_url(listener: socket.socket, is_tls: bool) -> str:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
-from jaxserve.boundary.prompt_spans import NO_ID
 from jaxserve.client.images import image_data
 from jaxserve.client.input_processor import check_cache_salt, check_text_fits
 from jaxserve.errors import EngineDeadError, PausedError, QueueFullError, ValidationError
-from jaxserve.params.sampling_params import TOKEN_FIELDS, SamplingParams
+from jaxserve.params.sampling_params import TOKEN_FIELDS
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry
 from jaxserve.tokenization.truncation import Cut, asked_cut
 from server.body_reader import BodyReader
 from server.client_limits import Limits
+from server.counts import Counts
 from server.errors import ApiError, as_api_error
 from server.holders import Holders
 from server.keys import ApiKey, Client, KeyRing, client_name
@@ -54,9 +54,11 @@ class Service:
         options: what answers tell, and which routes there are.
         parsers: what reads calls and thoughts in answers.
         api_keys: tell clients apart; none: requests need no key.
+        counts: on which limits are kept; None: no other process has the same limits.
 
     Attributes:
         keys: those; None where there are none.
+        created: when its models were made, in seconds of the epoch.
     """
 
     def __init__(
@@ -67,20 +69,22 @@ class Service:
         options: Options = NO_OPTIONS,
         parsers: Parsers = NO_PARSERS,
         api_keys: Sequence[ApiKey] = (),
+        counts: Counts | None = None,
     ) -> None:
         self.engine = engine
+        self.counts = counts or Counts()
         self.options = options
         self.limits = limits
-        self.bodies = BodyReader(limits)
-        self.unread = UnreadAnswers(limits.max_unread_answer_bytes)
+        self.bodies = BodyReader(limits, self.counts)
+        self.unread = UnreadAnswers(limits.max_unread_answer_bytes, counts=self.counts)
         self.parsers = parsers
         self.responses = ResponseStore(
             limits.max_stored_responses, limits.max_stored_bytes, max(1, len(api_keys))
         )
         self.holders = Holders()
-        self.keys = KeyRing(api_keys) if api_keys else None
+        self.keys = KeyRing(api_keys, self.counts) if api_keys else None
         self.watch = Watch(self, tells_cached=options.tells_cached_tokens or not api_keys)
-        self.load = Load()
+        self.load = Load(self.counts)
         self.created = int(time.time())
         self.model_names = engine.asked.model_names
 
@@ -190,7 +194,7 @@ class Service:
     @property
     def reads_images(self) -> bool:
         """Whether conversations may have images."""
-        most = self.engine.config.asked.limit_mm_per_prompt
+        most = self.engine.config.asked.max_images
         return self.engine.model_config.images is not None and most > 0
 
     @property
@@ -272,14 +276,9 @@ class Service:
         """Token ids in which each image's token stands as often as the image takes places.
 
         Raises:
-            ValidationError: images that cannot be read, or a prompt that cannot fit.
+            ValidationError: images that cannot be read.
         """
-        facts = self.engine.model_config.images
-        assert facts is not None
-        prompt = {"prompt_token_ids": tokens, **image_data(images)}
-        prepared = await self.engine.prepare(prompt, SamplingParams(max_tokens=1), "tokenize")
-        found = prepared.group.prompt_token_ids
-        return [facts.token_id if token == NO_ID else token for token in found]
+        return await self.engine.with_places(tokens, image_data(images))
 
     def cut(self, request: PromptRequest, reserved: int | None) -> Cut | None:
         """How prompts of a request are cut, `reserved` tokens of output in mind.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.counts import Cell, Counts
 from server.errors import ApiError
 from server.keys import client_name
 
@@ -101,10 +102,18 @@ class UnreadAnswers:
     Args:
         most: bytes of all.
         clock: seconds.
+        counts: of the server; None: of no other. Of several processes each cuts off its own
+            answers, as long as they are more than its equal share.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+        counts: Counts | None = None,
+    ):
         self.most, self.clock = most, clock
+        self._counts = counts or Counts()
         self._watched: set[UnreadAnswer] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -145,20 +154,23 @@ class UnreadAnswers:
                 answer.since = now
             answer.seen = size
             total += size
-        if total <= self.most:
+        self._counts.put(Cell.UNREAD_BYTES, total)
+        others = self._counts.total(Cell.UNREAD_BYTES) - total
+        most = max(self.most - others, self.most / self._counts.processes)
+        if total <= most:
             return
         clients: defaultdict[str, list[UnreadAnswer]] = defaultdict(list)
         for answer in self._watched:
             clients[answer.client()].append(answer)
         sizes = {name: sum(one.seen for one in answers) for name, answers in clients.items()}
-        while total > self.most:
+        while total > most:
             name = max(sizes, key=lambda one: sizes[one])
             slowest = _slowest(clients[name])
             logger.warning(
                 "%d bytes of answers are unread, more than --max-unread-answer-bytes %d: of the "
                 "client with the most, %d, the answer is cut off of which it has taken nothing for "
                 "%.1f s, with %d",
-                total,
+                int(total + others),
                 self.most,
                 sizes[name],
                 max(0.0, now - slowest.since),
@@ -169,6 +181,7 @@ class UnreadAnswers:
             slowest.cut()
             sizes[name] -= slowest.seen
             total -= slowest.seen
+        self._counts.put(Cell.UNREAD_BYTES, total)
 
     def _look_again(self) -> None:
         self._timer = None

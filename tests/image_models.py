@@ -25,17 +25,22 @@ def make_image_model(folder: Path, case: str = "llava") -> Path:
     return save_tokenizer(folder)
 
 
-def save_tokenizer(folder: Path) -> Path:
-    """Saves a tokenizer of bytes with the token `<image>`."""
+def save_tokenizer(folder: Path, *, begins: bool = False) -> Path:
+    """Saves a tokenizer of bytes with the token `<image>`.
+
+    With `begins` it has `<begin>` and `<end>` as well, and images are written as Gemma 3's are.
+    """
+    frame = ["<begin>", "<end>"] if begins else []
     # space and newline, then those of ASCII
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda one: (one not in "ĠĊ", one))
-    words = ["<unk>", "<s>", "</s>", *symbols][:IMAGE]
+    words = ["<unk>", "<s>", "</s>", *symbols][: IMAGE - len(frame)]
     backend = Tokenizer(
         models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>")
     )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.add_special_tokens(frame)
     while backend.get_vocab_size() < IMAGE:
         backend.add_tokens([AddedToken(f"<extra {backend.get_vocab_size()}>", special=True)])
     backend.add_special_tokens(["<image>"])
@@ -47,5 +52,8 @@ def save_tokenizer(folder: Path) -> Path:
         "unk_token": "<unk>",
         "chat_template": TEMPLATE,
     }
+    if begins:
+        config |= {"boi_token": "<begin>", "image_token": "<image>", "eoi_token": "<end>"}
+        config["chat_template"] = TEMPLATE.replace("<image>\n", "<begin>")
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder

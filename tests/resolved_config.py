@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def resolved_config(**settings: Any) -> ResolvedConfig:
 
 def resolved(asked: EngineConfig) -> ResolvedConfig:
     """What was asked for, with small sizes where it was open."""
-
+    asked = replace(asked, limit_mm_per_prompt=asked.max_images)
     budget = asked.max_num_batched_tokens or 512
     return ResolvedConfig(
         asked,

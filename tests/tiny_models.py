@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,17 @@ _BASE = {
     "tie_word_embeddings": False,
 }
 
+# of Gemma 3: images of 36 pixels, 12 x 12 patches, 3 x 3 places
 _IMAGES = {
     "vision_config": {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 36,
+        "patch_size": 3,
     },
-    "mm_tokens_per_image": 4,
+    "mm_tokens_per_image": 9,
     "image_token_index": VOCAB_SIZE - 1,
     "boi_token_index": VOCAB_SIZE - 2,
     "eoi_token_index": VOCAB_SIZE - 3,
@@ -48,6 +50,9 @@ _CLIP = {
     "image_size": 28,
     "patch_size": 7,
 }
+
+# of LLaVA-NeXT: 2 to 4 tiles of it
+_PINPOINTS = {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]}
 
 # of Qwen2-VL and Qwen2.5-VL: patches of 4 pixels, squares of 2 x 2, windows of 2 x 2 squares
 _QWEN_TOWER = {
@@ -80,6 +85,7 @@ FAMILIES = (
     "gemma3",
     "gemma3_images",
     "llava",
+    "llava_next",
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_moe",
@@ -259,20 +265,18 @@ IMAGE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"vision_feature_select_strategy": "full", "vision_feature_layer": [-1, 0, -2]},
     ),
     "llava_mistral": ("llava", {"model_type": "mistral", "sliding_window": 17}),
+    "llava_next": ("llava_next", {}),
     "qwen2_vl": ("qwen2_vl", _rope("default", mrope_section=[2, 3, 3])),
     "qwen2_5_vl": ("qwen2_5_vl", _rope("default", mrope_section=[4, 1, 3])),
 }
 
 
-def _llava_config(**given: Any) -> Any:
+def _llava_config(kind: Any, more: dict[str, Any], given: dict[str, Any]) -> Any:
     """A LLaVA's config: what is not of LLaVA's own is of the language model."""
-    from transformers import LlavaConfig
-
     own = {name: given.pop(name) for name in [*given] if name.startswith("vision_feature")}
     text = {"model_type": "llama", **given}
-    return LlavaConfig(
-        vision_config=_CLIP, text_config=text, image_token_index=VOCAB_SIZE - 1, **own
-    )
+    own |= more | {"image_token_index": VOCAB_SIZE - 1}
+    return kind(vision_config=_CLIP, text_config=text, **own)
 
 
 def _qwen_config(kind: Any, tower: str, text: dict[str, Any]) -> Any:
@@ -316,7 +320,10 @@ def make_hf_model(
         Gemma3TextConfig,
         LlamaConfig,
         LlamaForCausalLM,
+        LlavaConfig,
         LlavaForConditionalGeneration,
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
         MistralConfig,
         MistralForCausalLM,
         MixtralConfig,
@@ -352,7 +359,14 @@ def make_hf_model(
             lambda **text: Gemma3Config(text_config=text, **_IMAGES),
             Gemma3ForConditionalGeneration,
         ),
-        "llava": (_llava_config, LlavaForConditionalGeneration),
+        "llava": (
+            lambda **text: _llava_config(LlavaConfig, {}, text),
+            LlavaForConditionalGeneration,
+        ),
+        "llava_next": (
+            lambda **text: _llava_config(LlavaNextConfig, _PINPOINTS, text),
+            LlavaNextForConditionalGeneration,
+        ),
         "qwen2_vl": (
             lambda **text: _qwen_config(Qwen2VLConfig, family, text),
             Qwen2VLForConditionalGeneration,
@@ -373,13 +387,17 @@ def make_hf_model(
                 weight.copy_(1.0 + 0.3 * torch.randn_like(weight))
             elif name.endswith("bias"):
                 weight.copy_(0.3 * torch.randn_like(weight))
-            elif "multi_modal_projector.linear" in name:
+            elif re.search("multi_modal_projector.(linear|mm_input)", name):
                 weight.copy_(0.2 * torch.randn_like(weight))
     model = model.to(getattr(torch, dtype))
     model.config.dtype = dtype
     model.save_pretrained(folder, max_shard_size=max_shard_size, safe_serialization=True)
-    if family == "llava":
+    if family == "gemma3_images":
+        save_whole_processor(Path(folder), _IMAGES["vision_config"]["image_size"])
+    elif family == "llava":
         save_image_processor(Path(folder), _CLIP["image_size"])
+    elif family == "llava_next":
+        save_tile_processor(Path(folder), _CLIP["image_size"])
     elif family in _QWEN_TOWERS:
         save_patch_processor(Path(folder))
     return Path(folder)
@@ -390,6 +408,24 @@ def save_image_processor(folder: Path, side: int) -> None:
 
     square = {"height": side, "width": side}
     CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=square).save_pretrained(folder)
+
+
+def save_tile_processor(folder: Path, side: int) -> None:
+    """Of images that are cut into tiles."""
+    from transformers.models.llava_next.image_processing_pil_llava_next import (
+        LlavaNextImageProcessorPil,
+    )
+
+    square = {"height": side, "width": side}
+    made = LlavaNextImageProcessorPil(size={"shortest_edge": side}, crop_size=square, **_PINPOINTS)
+    made.save_pretrained(folder)
+
+
+def save_whole_processor(folder: Path, side: int) -> None:
+    """Of images that are made squares whatever their shape."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    Gemma3ImageProcessorPil(size={"height": side, "width": side}).save_pretrained(folder)
 
 
 def save_patch_processor(folder: Path) -> None:

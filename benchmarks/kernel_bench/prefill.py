@@ -78,7 +78,7 @@ def entries(bench: Bench, case: PrefillCase) -> Entries:
     layers = min(LAYERS, pool.layers)
     q = queries(case.lanes * case.chunk, case.as_decode)
     program, rotations = ours(case, pool, q, layers)
-    chosen = functools.partial(program, **bench.backends.prefill_options)
+    chosen = functools.partial(program, **bench.backends.prefill_options())
     programs: dict[str, Program] = {OURS: (chosen, rotations, bench.backends.prefill)}
     rows: list[Row] = []
     if not bench.peers:

@@ -108,11 +108,7 @@ def running_server(*flags: str) -> Iterator[Server]:
             process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
         try:
             server = Server(port, psutil.Process(process.pid), log)
-            deadline = time.monotonic() + STARTUP_S
-            while not _is_ready(server.url):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the server is not ready:\n{log.read_text()[-2000:]}")
-                time.sleep(0.2)
+            wait_until_ready(server.url, process, log)
             yield server
         finally:
             process.terminate()
@@ -121,6 +117,20 @@ def running_server(*flags: str) -> Iterator[Server]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path | None = None) -> None:
+    """Wait until a server is healthy.
+
+    Raises:
+        RuntimeError: it did not become ready; with the end of its log.
+    """
+    deadline = time.monotonic() + STARTUP_S
+    while not _is_ready(url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            told = "" if log is None else log.read_text()[-2000:]
+            raise RuntimeError(f"the server is not ready:\n{told}")
+        time.sleep(0.2)
 
 
 def _is_ready(url: str) -> bool:

@@ -40,6 +40,8 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             rate = group["lr"]
             for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
                 state = self.state[matrix]
                 if not state:
                     state["momentum"] = torch.zeros_like(matrix)

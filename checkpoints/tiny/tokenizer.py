@@ -119,8 +119,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` for transformers' AutoTokenizer."""
+def save_tokenizer(
+    tokenizer: Tokenizer, folder: Path, max_length: int, chat_template: str | None = CHAT_TEMPLATE
+) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` for transformers' AutoTokenizer.
+
+    Args:
+        chat_template: None where a file of its own has it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -130,6 +136,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
-        "chat_template": CHAT_TEMPLATE,
     }
+    if chat_template is not None:
+        config["chat_template"] = chat_template
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxserve.boundary.image_facts import checked_pixels, image_places
+from jaxserve.boundary.image_facts import checked_pixels, image_places, size_of
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.prompt_embeds import checked_embeds
 from jaxserve.errors import ValidationError
@@ -23,6 +23,7 @@ class PromptSpan(NamedTuple):
         start, length: its first place, and their number.
         shape: the array's shape.
         data: the array, little-endian.
+        detail: what else its part says of it.
     """
 
     part: str
@@ -30,6 +31,7 @@ class PromptSpan(NamedTuple):
     length: int
     shape: tuple[int, ...]
     data: bytes
+    detail: tuple[int, ...] = ()
 
 
 class Part(NamedTuple):
@@ -38,19 +40,21 @@ class Part(NamedTuple):
     Attributes:
         setting: field of `EngineConfig` that must be on.
         read: turns a caller's value for one span into the array sent; raises ValidationError.
-        places: number of places that such an array takes.
+        places: number of places that such an array with its detail takes.
+        detail: what a caller's value says beside the array, see `PromptSpan`.
     """
 
     setting: str
     read: Callable[[Any, ModelFacts], np.ndarray]
-    places: Callable[[np.ndarray, ModelFacts], int] = lambda array, model: len(array)
+    places: Callable[[np.ndarray, tuple[int, ...], ModelFacts], int] = lambda array, *_: len(array)
+    detail: Callable[[Any], tuple[int, ...]] = lambda given: ()
 
 
 IMAGES = "images"
 # key of a caller's mapping -> part
 PARTS: dict[str, Part] = {
     "prompt_embeds": Part("enable_prompt_embeds", checked_embeds),
-    IMAGES: Part("limit_mm_per_prompt", checked_pixels, image_places),
+    IMAGES: Part("limit_mm_per_prompt", checked_pixels, image_places, size_of),
 }
 
 
@@ -60,8 +64,10 @@ def span_of(part: str, start: int, given: Any, model: ModelFacts) -> PromptSpan:
     Raises:
         ValidationError: the part does not take that value.
     """
-    array = PARTS[part].read(given, model)
-    return PromptSpan(part, start, PARTS[part].places(array, model), array.shape, array.tobytes())
+    kind = PARTS[part]
+    array, detail = kind.read(given, model), kind.detail(given)
+    places = kind.places(array, detail, model)
+    return PromptSpan(part, start, places, array.shape, array.tobytes(), detail)
 
 
 def take_places(

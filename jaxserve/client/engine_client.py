@@ -37,6 +37,7 @@ from jaxserve.observability.request_lives import RequestLives
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.observability.trace_recorder import TraceRecorder
 from jaxserve.outputs import TIMEOUT, RequestOutput
+from jaxserve.processes.wire import Ready
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Ledger
 from jaxserve.scheduling.ledger_accounts import RequestWork
@@ -80,6 +81,8 @@ class EngineClient(ABC):
         asleep: what the engine was told that it sleeps as it does: which way to free its memory,
             then which part to take back; empty while it is awake.
         recorder: writes the load down; None: nothing is written.
+        on_step: told of each step, before its tokens are taken in.
+        ready: what an engine in a process of its own has said of itself; None: nothing.
         number: of its engine, where a server has several.
         shared: set once the engine is loaded.
     """
@@ -109,6 +112,8 @@ class EngineClient(ABC):
         self.asleep: list[Action] = []
         self._shared = shared
         self.recorder: TraceRecorder | None = None
+        self.on_step: Callable[[StepOutput], None] | None = None
+        self.ready: Ready | None = None
 
     def _bind(
         self,
@@ -288,6 +293,18 @@ class EngineClient(ABC):
         """End a request now without a last output: its caller has gone."""
         self._end_sequences(request_id, self._processor.drop(request_id))
 
+    def stop(self, sequence_ids: Sequence[str]) -> list[str]:
+        """End sequences that met a stop string where their text is made; the requests that end."""
+        found = self._processor.stop(sequence_ids)
+        if found:
+            self._post(Abort([*sequence_ids]))
+        for request_id, _ in found:
+            self.ledger.sequence_ended(request_id)
+        over = [request_id for request_id, is_over in found if is_over]
+        for request_id in over:
+            self._forget(request_id)
+        return over
+
     def stats(self) -> EngineStats:
         """The engine's newest snapshot: queues, pages, steps, where their time went."""
         return self.metrics.stats
@@ -378,6 +395,8 @@ class EngineClient(ABC):
 
     def _take(self, step: StepOutput) -> list[RequestOutput]:
         """Turn one step's tokens into outputs, and end sequences that met a stop string."""
+        if self.on_step is not None:
+            self.on_step(step)
         if step.step is not None:
             self.history.record(step.step)
         self.metrics.record_step(step)
@@ -387,7 +406,9 @@ class EngineClient(ABC):
         for one in step.queued:
             if (name := name_of(one)) is not None and ledger.compiled(name):
                 self._queued(name)
-        begun = [name for one in step.first_steps if (name := name_of(one)) is not None]
+        begun: list[str] = []
+        if step.first_steps:
+            begun = [name for one in step.first_steps if (name := name_of(one)) is not None]
         for name in begun:
             self._queue_deadlines.discard(name)
         for entry in step.ends:
@@ -398,10 +419,13 @@ class EngineClient(ABC):
             ledger.sequence_ended(name)
         ended_at = None if step.step is None else step.step.fetched
         ledger.stepped(begun, step.stats.num_running, ended_at, self.number)
-        self._failures |= processed.refused
-        finished = [output.request_id for output in processed.outputs if output.finished]
-        for name in (*finished, *processed.refused):
-            self._forget(name)
+        for output in processed.outputs:
+            if output.finished:
+                self._forget(output.request_id)
+        if processed.refused:
+            self._failures |= processed.refused
+            for name in processed.refused:
+                self._forget(name)
         if processed.stopped:
             self._post(Abort([*processed.stopped]))
         self.metrics.record_stats(self._with_own_times(step.stats))

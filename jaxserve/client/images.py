@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from jaxserve.boundary.image_facts import FIELD, ImageFacts, facts_of
+from jaxserve.boundary.image_facts import FIELD, ImageFacts, Pixels, facts_of
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.client.media import MediaReader
 from jaxserve.errors import ShutdownError, ValidationError
@@ -38,12 +38,6 @@ class ImageUrl(NamedTuple):
 def image_data(urls: Sequence[str]) -> dict[str, Any]:
     """What a prompt's mapping has of images that come by addresses; {} of none."""
     return {KEY: {IMAGE: [ImageUrl(one) for one in urls]}} if urls else {}
-
-
-class Pixels(NamedTuple):
-    """An image behind the image processor, see `ImageFacts.shape`."""
-
-    array: np.ndarray
 
 
 class ImageReader:
@@ -106,17 +100,17 @@ class ImageReader:
             raise ShutdownError("the engine was closed") from error
 
     def _with_pixels(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
-        return {**prompt, KEY: {IMAGE: [Pixels(self.pixels(one)) for one in self.asked(prompt)]}}
+        return {**prompt, KEY: {IMAGE: [self.pixels(one) for one in self.asked(prompt)]}}
 
-    def pixels(self, given: Any) -> np.ndarray:
-        """float32 of `ImageFacts.shape`, of a PIL image, an array uint8[H, W, 3] or [H, W], or an
+    def pixels(self, given: Any) -> Pixels:
+        """Of a PIL image, an array uint8[H, W, 3] or [H, W], or an
         address.
 
         Raises:
             ValidationError: it is none of these, or no image of reasonable size.
         """
         if isinstance(given, Pixels):
-            return given.array
+            return given
         facts = facts_of(self._model)
         self._load()
         if isinstance(given, ImageUrl):
@@ -131,11 +125,14 @@ class ImageReader:
             if self._processor is None:
                 self._processor = image_processor(self._folder)
 
-    def _processed(self, image: Image, facts: ImageFacts) -> np.ndarray:
-        if not facts.free_axes:
-            made = self._processor(images=image, return_tensors="np")["pixel_values"]
-            return np.asarray(made[0], np.float32)
-        return self._patches(image, facts)
+    def _processed(self, image: Image, facts: ImageFacts) -> Pixels:
+        if facts.free_axes and facts.tiling is None:
+            return Pixels(self._patches(image, facts))
+        made = self._processor(images=image, return_tensors="np")
+        array = np.asarray(made["pixel_values"][0], np.float32)
+        if facts.tiling is None:
+            return Pixels(array)
+        return Pixels(array, tuple(map(int, made["image_sizes"][0])))
 
     def _patches(self, image: Image, facts: ImageFacts) -> np.ndarray:
         """float32[rows / M, columns / M, M * M, 3 * P * P]: patches in squares of M x M."""
@@ -174,6 +171,9 @@ def image_processor(folder: str) -> Any:
     except Exception as error:  # transformers raises many
         allowed = f"a folder with preprocessor_config.json ({type(error).__name__}: {error})"
         raise ValidationError("model", folder, allowed) from error
+    if getattr(made, "do_pan_and_scan", False):
+        allowed = "false in the image processor's configuration: an image is one"
+        raise ValidationError("do_pan_and_scan", True, allowed)
     if made.backend != "pil":
         allowed = "an image processor that works with Pillow and NumPy"
         raise ValidationError("model", type(made).__name__, allowed)
@@ -243,8 +243,8 @@ def check_size(size: tuple[int, ...]) -> None:
 
 
 def placed(
-    tokens: list[int], facts: ImageFacts, pixels: list[np.ndarray]
-) -> tuple[list[int], list[tuple[int, np.ndarray]]]:
+    tokens: list[int], facts: ImageFacts, pixels: list[Pixels]
+) -> tuple[list[int], list[tuple[int, Pixels]]]:
     """Token ids with room for images in the place of each one's token.
 
     Returns:
@@ -255,12 +255,12 @@ def placed(
     """
     check_count(tokens, facts, len(pixels))
     made: list[int] = []
-    pairs: list[tuple[int, np.ndarray]] = []
+    pairs: list[tuple[int, Pixels]] = []
     for token in tokens:
         if token == facts.token_id:
             image = pixels[len(pairs)]
             pairs.append((len(made), image))
-            made += [token] * facts.places(image.shape)
+            made += [token] * facts.places(image.array.shape, image.size)
         else:
             made.append(token)
     return made, pairs
@@ -268,6 +268,8 @@ def placed(
 
 def least_places(facts: ImageFacts) -> int:
     """Places that any image takes in a prompt, at least."""
+    if facts.tiling is not None:
+        return facts.tiling.patches**2
     return facts.places((1,) * len(facts.shape))
 
 

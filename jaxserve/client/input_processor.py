@@ -92,6 +92,7 @@ class InputProcessor:
 
     Attributes:
         features: names that `extra_args` may have; None: any, which classes of vLLM's read.
+        prefix: what its sequence ids begin with, where several processes make some.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class InputProcessor:
             )
         named = config.programs.features
         self.features = None if HOST_PROCESSORS in named else named
+        self.prefix = ""
         self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
         self._checks: GrammarChecks | None = None
         if tokenizer is not None:
@@ -122,7 +124,7 @@ class InputProcessor:
             weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
         asked = config.asked
         media = MediaReader(asked.allowed_media_domains, asked.allowed_local_media_path)
-        most = asked.limit_mm_per_prompt, asked.max_encoder_patches
+        most = asked.max_images, asked.max_encoder_patches
         self._images = ImageReader(folder, model, media, *most)
 
     @staticmethod
@@ -168,6 +170,15 @@ class InputProcessor:
             return None
         return self._images.begin(prompt)
 
+    def check_images(self, tokens: list[int], images: Mapping[str, Any]) -> None:
+        """Check the number of a prompt's images. Raises ValidationError."""
+        check_count(tokens, facts_of(self._model), len(self._images.asked(images)))
+
+    def with_places(self, tokens: list[int], prompt: Mapping[str, Any]) -> list[int]:
+        """Token ids with the places of what `begin_images` has given; of any number."""
+        pixels = [self._images.pixels(one) for one in self._images.asked(prompt)]
+        return placed(tokens, facts_of(self._model), pixels)[0]
+
     def check_beside_images(
         self, prompt: Mapping[str, Any], params: Params, queueing: Queueing | None
     ) -> None:
@@ -178,7 +189,10 @@ class InputProcessor:
         """
         rest = {name: value for name, value in prompt.items() if name != MULTI_MODAL}
         if count := len(self._images.asked(prompt)):
-            facts, (_, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
+            facts, (_, tokens, _) = (
+                facts_of(self._model),
+                self._tokenise_mapping(self._framed(rest)),
+            )
             check_count(tokens, facts, count)
             rest = {
                 "prompt_token_ids": tokens + [facts.token_id] * count * (least_places(facts) - 1)
@@ -351,7 +365,7 @@ class InputProcessor:
             ignore_eos=params.ignore_eos and grammar is None,
             repetition=params.repetition_detection,
         )
-        number = next(self._numbers)
+        number = f"{self.prefix}{next(self._numbers)}"
         seed = self._seed(params, number, tokens)
         return AddGroup(
             # the engine's own ids: callers' ids may collide over time
@@ -451,7 +465,7 @@ class InputProcessor:
                 "at least one token that bad_words and min_tokens leave",
             )
 
-    def _seed(self, params: SamplingParams, number: int, tokens: list[int]) -> int:
+    def _seed(self, params: SamplingParams, number: str, tokens: list[int]) -> int:
         """The request's own seed, or one that follows from the engine's and the arrival order.
 
         Where the engine is deterministic the prompt takes the place of that order.
@@ -486,7 +500,7 @@ class InputProcessor:
             raise ValidationError(
                 MULTI_MODAL, "...", "nothing beside arrays in the prompt's places"
             )
-        facts, (text, tokens, _) = facts_of(self._model), self._tokenise_mapping(rest)
+        facts, (text, tokens, _) = facts_of(self._model), self._tokenise_mapping(self._framed(rest))
         check_count(tokens, facts, len(images))
         # what does not fit is refused before an image is looked at
         self._check_length(prompt, len(tokens) + len(images) * (least_places(facts) - 1))
@@ -495,6 +509,13 @@ class InputProcessor:
         self._check_length(prompt, len(made))
         _, tokens, spans = self._with_parts({"prompt_token_ids": made}, {"images": pairs})
         return text, tokens, spans
+
+    def _framed(self, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A prompt whose text, where it has no token ids, has images as the model reads them."""
+        text, tokens = (prompt.get(name) for name in PROMPT_KEYS)
+        if tokens is not None or self._tokenizer is None or not isinstance(text, str):
+            return prompt
+        return {**prompt, PROMPT_KEYS[0]: self._tokenizer.framed(text)}
 
     def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> Tokenised:
         if prompt.get(MULTI_MODAL) is not None:

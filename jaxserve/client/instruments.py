@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -67,6 +68,7 @@ class Instruments:
         self._client = client
         self._numbers = itertools.count(1)
         self._wanted: set[str] = set()  # by requests that may run
+        self._tried: deque[Callable[..., Any]] = deque(maxlen=64)  # callables on the host
 
     def begin(self) -> None:
         """The requests of one call are prepared from here on."""
@@ -241,14 +243,33 @@ class Instruments:
         extra, after = dict(params.extra_args or {}), -1
         for of_host, group in itertools.groupby(asked, lambda p: isinstance(p, HostProcessor)):
             if of_host:
+                hosts = tuple(self._fitting(one) for one in group)
                 after = self._place(self._host_feature(after))
-                extra[self._features[after].name] = tuple(group)
+                extra[self._features[after].name] = hosts
                 continue
             for one in group:
                 after = self._place(self._feature_of(one, after))
                 args = one.args if isinstance(one, AskedProcessor) else {}
                 extra[self._features[after].name] = args
         params.extra_args = extra
+
+    def _fitting(self, processor: Processor) -> HostProcessor:
+        """The processor, called once with a row of zeros so that its result is known to fit.
+
+        Raises:
+            ValidationError: it changes the shape or dtype of a row.
+        """
+        assert isinstance(processor, HostProcessor)
+        if not any(processor.function is one for one in self._tried):
+            self._tried.append(processor.function)
+            row = np.zeros(self._client.engine.runner.facts.vocab_size, np.float32)
+            try:
+                processor.apply([0], [], row)
+            except ValidationError:
+                raise
+            except Exception:  # it may want a longer prompt: its requests will tell
+                logger.warning("%s failed with a row of zeros", processor.name, exc_info=True)
+        return processor
 
     def ready(self) -> None:
         """Compile what the requests need that were taken."""

@@ -163,11 +163,16 @@ class LiveRequest:
         self.num_prompt = len(group.prompt_token_ids)
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[PositionLogprobs | None] | FlatLogprobs | None = None
-        if self.params.prompt_logprobs is not None and len(group.prompt_token_ids) == 1:
+        if self.params.prompt_logprobs is not None and self.num_prompt == 1:
             self.take_prompt_logprobs([None])  # nothing comes before the only token
         # made at their first tokens: there may be thousands, of which few run at once
         self.sequences: list[LiveSequence | None] = [None] * len(group.sequence_ids)
         self.num_unfinished = len(group.sequence_ids)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the log-probabilities of the prompt have come."""
+        return self.prompt_logprobs is not None
 
     def take_prompt_logprobs(self, positions: list[PositionLogprobs | None]) -> None:
         """Keep the log-probabilities of the prompt's tokens, in the form that was asked for."""

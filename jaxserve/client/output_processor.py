@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -168,7 +169,7 @@ class OutputProcessor:
         for name, sequence in zip(live.sequence_ids, live.sequences):
             if name in self._by_sequence:
                 tokens[name] = [] if sequence is None else sequence.token_ids
-        return RequestProgress(self.group(request_id), tokens, live.prompt_logprobs is not None)
+        return RequestProgress(self.group(request_id), tokens, live.is_scored)
 
     def num_generated(self, request_id: str) -> int:
         """Tokens so far of all sequences of a request; 0 of one that is not live."""
@@ -226,6 +227,21 @@ class OutputProcessor:
         if finish is not None:
             self._finish(live, sequence, finish, reason, now)
         return self._output(live, sequence), stops
+
+    def stop(self, sequence_ids: Sequence[str]) -> list[tuple[str, bool]]:
+        """Sequences met a stop string where their text is made.
+
+        Returns:
+            the request of each that was unfinished, and whether the request has ended with it.
+        """
+        ended, now = [], self._clock.now()
+        for name in sequence_ids:
+            live, index = self._by_sequence.get(name, (None, 0))
+            if live is not None:
+                sequence = live.sequence(index, self._tokenizer)
+                self._finish(live, sequence, "stop", None, now)
+                ended.append((live.request_id, not live.num_unfinished))
+        return ended
 
     def abort(
         self, request_id: str, why: str | None = None, *, finish: str = "abort"
@@ -340,10 +356,14 @@ class OutputProcessor:
     ) -> None:
         """Append the step's reports on a sequence's tokens."""
         prompt = reports.get(PROMPT_SCORES, {}).get(sequence.sequence_id)
-        if prompt is not None and live.prompt_logprobs is None:
-            live.take_prompt_logprobs(
-                [None if one is None else self._logprobs(sequence, one) for one in (None, *prompt)]
-            )
+        if prompt is not None and not live.is_scored:
+            if live.params.prompt_logprobs is None:  # another process tells them
+                live.prompt_logprobs = []
+            else:
+                scores = (None, *prompt)
+                live.take_prompt_logprobs(
+                    [None if one is None else self._logprobs(sequence, one) for one in scores]
+                )
         sampled = reports.get(LOGPROBS, {}).get(sequence.sequence_id)
         output = sequence.output
         if sampled is not None and output.logprobs is not None:
@@ -405,7 +425,7 @@ class OutputProcessor:
             live.prompt_token_ids,
             completions,
             not live.num_unfinished,
-            live.prompt_logprobs,
+            live.prompt_logprobs or None,  # none of a prompt whose scores another process tells
             live.metrics,
             live.num_cached_tokens,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
 
 from jaxserve.client.images import KEY as MULTI_MODAL
 from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
@@ -45,5 +47,25 @@ class RequestPreparation:
             if images is not None:
                 prompt = await asyncio.wrap_future(images)
             return await asyncio.to_thread(inputs.prepare, prompt, params, request_id, queueing)
+        finally:
+            self.count -= 1
+
+    async def with_places(
+        self, inputs: InputProcessor, tokens: list[int], images: Mapping[str, Any]
+    ) -> list[int]:
+        """Token ids in which an image's token stands as often as the image takes places.
+
+        They may be more than the context has. `images` is of a prompt's mapping.
+
+        Raises:
+            ValidationError: other images than tokens, or one that cannot be read.
+        """
+        self.count += 1
+        try:
+            inputs.check_images(tokens, images)
+            reading: Future[Any] | None = inputs.begin_images(images)
+            if reading is not None:
+                images = await asyncio.wrap_future(reading)
+            return inputs.with_places(tokens, images)
         finally:
             self.count -= 1

@@ -457,11 +457,12 @@ class EngineConfig:
         "they run on the largest program, and a step sends the device a float32 row of the hidden "
         "size for each.",
     )
-    limit_mm_per_prompt: int = program_setting(
-        MAX_IMAGES,
+    limit_mm_per_prompt: int | None = program_setting(
+        None,
         ImageLimit(),
         "Most images of a prompt, as an object with the key image, for a model that reads them; "
-        "0: it reads text, and its encoder is not loaded ([images.md](images.md)).",
+        "0: it reads text, and its encoder is not loaded; none: 8, or 0 where only the text of a "
+        "Gemma 3 can be served ([images.md](images.md)).",
     )
     max_encoder_patches: int = program_setting(
         2304,
@@ -666,6 +667,11 @@ class EngineConfig:
     def mapped_weight_bytes(self) -> int:
         """Most bytes of the weights that take no memory: they lie in files that are mapped."""
         return int((self.cpu_offload_gb or 0) * 2**30)
+
+    @property
+    def max_images(self) -> int:
+        """Most images of a prompt, where the model reads them."""
+        return MAX_IMAGES if self.limit_mm_per_prompt is None else self.limit_mm_per_prompt
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -85,6 +85,7 @@ def own_settings(
         ValidationError: an argument asks for what jaxserve does not do. `EngineConfig` refuses
             names that are in no table.
     """
+    _check_experts(given)
     kept, renamed, passed = dict[str, Any](), dict[str, Any](), []
     for name, value in _in_own_words(given).items():
         argument = arguments.get(name)
@@ -109,6 +110,14 @@ def own_settings(
     if passed:
         logger.info("arguments without a meaning here: %s", ", ".join(sorted(passed)))
     return kept | renamed
+
+
+def _check_experts(given: Mapping[str, Any]) -> None:
+    """Raises ValidationError where several engines are to share their experts, as vLLM's do."""
+    engines = given.get("data_parallel_size")
+    if given.get("enable_expert_parallel") is True and engines not in (None, 1):
+        why = f"each of data_parallel_size={engines} engines has all experts"
+        raise ValidationError("enable_expert_parallel", True, f"False: {why}")
 
 
 def _require_one(given: Mapping[str, Any], name: str, value: Any) -> None:

@@ -29,19 +29,24 @@ class EngineCounts:
     def of_step(self, plan: StepPlan) -> dict[str, int]:
         """What a step holds, and the engine now that it is planned, by fields of `StepRecord`."""
         scheduler, rows, first = self._scheduler, plan.rows, plan.num_decode
-        lengths = rows.lengths
-        num_decoded, chunks = sum(lengths[:first]), zip(rows.starts[first:], lengths[first:])
+        starts, lengths = rows.starts, rows.lengths
+        num_decoded = sum(lengths[:first])
+        num_prefill_tokens = num_prefill_keys = 0
+        if len(lengths) > first:  # few steps have prompts
+            num_prefill_tokens = sum(lengths[first:])
+            chunks = zip(starts[first:], lengths[first:])
+            num_prefill_keys = sum(n * start + n * (n + 1) // 2 for start, n in chunks)
         return {
             "num_decode": first,
             "num_prefill": len(plan.tokens),
             "num_decode_tokens": num_decoded,
-            "num_prefill_tokens": sum(lengths[first:]),
+            "num_prefill_tokens": num_prefill_tokens,
             "num_running": len(scheduler.running),
             "num_waiting": scheduler.num_waiting,
             "num_pages": scheduler.pages.pool.num_used,
             # of a row with drafts as if each of its tokens saw as many as the first
-            "num_decode_keys": sum(rows.starts[:first]) + num_decoded,
-            "num_prefill_keys": sum(n * start + n * (n + 1) // 2 for start, n in chunks),
+            "num_decode_keys": sum(starts[:first]) + num_decoded,
+            "num_prefill_keys": num_prefill_keys,
         }
 
     def dispatched(self, plan: StepPlan) -> None:

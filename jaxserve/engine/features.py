@@ -56,6 +56,7 @@ class EngineFeatures:
         self._beginning, self._owning = those_with("begins"), those_with("own")
         self._seeing, self._needing = those_with("needs_seen_tokens"), those_with("need")
         self._keying, self._key_spanning = those_with("cache_key"), those_with("key_spans")
+        self._keeping_whole = those_with("whole_spans")
         self._taking, self._ending = those_with("took"), those_with("ended")
         for feature in features:
             feature.serve(self._host)
@@ -74,11 +75,15 @@ class EngineFeatures:
         front = None if request.group is None else request.group.front
         if front is not None:  # what takes long to look at is looked at once a prompt
             request.cache_extras, request.key_tokens = front.cache_extras, front.key_tokens
+            request.whole_spans = front.whole_spans
         else:
             request.cache_extras = self._cache_extras(request)
             for one in self._key_spanning:
                 spans = one.key_spans(request)
                 request.key_tokens = key_tokens(request.key_tokens, one.name, spans)
+            request.whole_spans = [
+                span for one in self._keeping_whole for span in one.whole_spans(request)
+            ]
         special = [
             feature
             for feature in self._needing

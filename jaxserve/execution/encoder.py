@@ -11,7 +11,7 @@ import itertools
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ class _Item(NamedTuple):
     key: bytes
     array: np.ndarray
     made: Future[np.ndarray]
-    calls: list[Future[list[Encoded]]]
+    calls: list[Future[list[Any]]]
 
 
 class Encoder:
@@ -121,13 +121,18 @@ class Encoder:
             given = self._given(size)
             self._programs[size] = jax.jit(self._run).lower(self._state, *given).compile()
 
-    def encode(self, given: Sequence[tuple[tuple[int, ...], bytes]]) -> Future[list[Encoded]]:
-        """Rows of each array, which comes as its shape and little-endian float32.
+    def encode(
+        self,
+        given: Sequence[tuple[tuple[int, ...], bytes | memoryview]],
+        join: Callable[[list[Encoded]], list[Any]] = lambda made: made,
+    ) -> Future[list[Any]]:
+        """Rows of each array, which comes as its shape and little-endian float32; or what `join`
+        makes of them.
 
         Arrays that are known, or wait already, are not encoded again. An array that only cancelled
         futures wait for is dropped.
         """
-        done: Future[list[Encoded]] = Future()
+        done: Future[list[Any]] = Future()
         every = [self._submit(shape, data, done) for shape, data in given]
         left = [len(every)]
         counting = threading.Lock()
@@ -136,12 +141,16 @@ class Encoder:
             with counting:
                 left[0] -= 1
                 is_last = not left[0]
-            if not is_last or not done.set_running_or_notify_cancel():
+            if not is_last:
                 return
             try:
-                done.set_result([Encoded(key, future.result()) for key, future in every])
+                if done.set_running_or_notify_cancel():
+                    made = [Encoded(key, future.result()) for key, future in every]
+                    done.set_result(join(made))
             except Exception as error:  # of any of them: the request ends with it
                 done.set_exception(error)
+            finally:
+                every.clear()  # futures hold this function: a cycle would outlive the request
 
         for _, future in every:
             future.add_done_callback(count)
@@ -173,7 +182,7 @@ class Encoder:
         return made.astype(jnp.float32).reshape(-1, made.shape[-1])
 
     def _submit(
-        self, shape: tuple[int, ...], data: bytes, call: Future[list[Encoded]]
+        self, shape: tuple[int, ...], data: bytes | memoryview, call: Future[list[Any]]
     ) -> tuple[bytes, Future[np.ndarray]]:
         if tuple(shape[self._axes :]) != self._row:
             raise ValueError(f"an array of the shape {[*shape]}, not of rows of {[*self._row]}")

@@ -83,6 +83,15 @@ class HookedFeatures:
             positions = found
         return positions
 
+    def last_seen(self, positions: jax.Array) -> jax.Array | None:
+        """The last position that tokens of the region attend to, of their own, int32[C]; None:
+        their own."""
+        last = None
+        for feature, tokens in self._parts:
+            if overrides(feature, "ahead"):
+                last = positions + traced(feature, "ahead", tokens, like=positions)
+        return last
+
     def hooks(self) -> Hooks:
         """What the model calls; None where no feature has a hook."""
         return Hooks(*map(self._hook, ("embed", "linear", "layer", "operand")))

@@ -85,17 +85,15 @@ def run_step(
         region = slice(spec.layout.shape.num_decode_tokens, None)
         history = history.at[compute.slots[region], compute.positions[region]].set(step.token)
 
-    paged = _paged_batch(spec, step, page_table, decode, compute)
-    attend = make_attend(
-        spec.config,
-        spec.cache,
-        paged,
-        spec.mesh,
-        spec.layout.shape.num_queries,
-    )
     rope_lengths = jnp.maximum(compute.prompt_lens, compute.positions + 1)
     live_tokens, live_rows = _live(spec, step)
     hooked = HookedFeatures(spec.features, spec.layout, given, compute, buffers, state.features)
+    last_seen = None
+    if spec.layout.shape.num_prefill:
+        last_seen = hooked.last_seen(compute.positions[region])
+    paged = _paged_batch(spec, step, page_table, decode, compute, last_seen)
+    queries = spec.layout.shape.num_queries
+    attend = make_attend(spec.config, spec.cache, paged, spec.mesh, queries)
     hooks = hooked.hooks()
     embedded = model.embed(compute.tokens)
     if hooks.embed is not None:
@@ -274,6 +272,7 @@ def _paged_batch(
     page_table: jax.Array,
     decode: DecodeRows,
     compute: ComputeTokens,
+    last_seen: jax.Array | None,
 ) -> PagedBatch:
     shape, page_size = spec.layout.shape, spec.layout.page_size
     num_groups = spec.cache.groups.pages.num_groups
@@ -293,15 +292,19 @@ def _paged_batch(
             page_table[step.lane_slot][:, own] if shape.num_prefill else None,
         )
 
-    lanes = None
+    lanes = looks_ahead = None
     if shape.num_prefill:
         lanes = PrefillLanes(step.lane_start, step.lane_length, step.lane_context)
+    if last_seen is not None:
+        looks_ahead = jnp.any(last_seen > compute.positions[-len(last_seen) :])
     return PagedBatch(
         tables=tuple(map(of_group, range(num_groups))),
         write_offsets=compute.positions % page_size,
         decode_lens=jnp.where(decode.lengths > 0, decode.starts + decode.lengths, 0),
         query_lens=decode.lengths if shape.num_queries > 1 else None,
         lanes=lanes,
+        last_seen=last_seen,
+        looks_ahead=looks_ahead,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,6 +197,12 @@ class ProcessClient(EngineClient):
     def drop(self, request_id: str) -> None:
         super().drop(request_id)
         self._ended_request(request_id)
+
+    def stop(self, sequence_ids: Sequence[str]) -> list[str]:
+        over = super().stop(sequence_ids)
+        for request_id in over:
+            self._ended_request(request_id)
+        return over
 
     def outputs(self) -> list[RequestOutput]:
         is_dead = self.is_dead  # nothing comes after that
@@ -418,6 +424,7 @@ class ProcessClient(EngineClient):
 
     def _bind_ready(self, ready: Ready) -> None:
         """Called in the supervisor's thread when the first engine is ready, before any request."""
+        self.ready = ready
         config, tokenizer = ready.config, self._early_tokenizer
         if self._shared is not None or config.asked.skip_tokenizer_init:
             tokenizer = None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.boundary.engine_view import EngineView
-from jaxserve.boundary.messages import Action, AddGroup, EngineStats
+from jaxserve.boundary.messages import Action, AddGroup, EngineStats, StepOutput
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.engine_client import counted, work_of
@@ -57,6 +57,7 @@ class ReplicaClient:
 
     Attributes:
         metrics: of the requests and all engines.
+        on_step: told of each step of any engine, before its tokens are taken in.
 
     Raises:
         ValidationError: the machine has too few devices.
@@ -70,6 +71,7 @@ class ReplicaClient:
         isolation: Isolation,
         early: EarlyProcess | None = None,
     ):
+        self.on_step: Callable[[StepOutput], None] | None = None
         self.asked = asked
         self._places = places(asked)
         self._make = partial(ProcessClient, clock=clock, notify=notify, isolation=isolation)
@@ -95,6 +97,11 @@ class ReplicaClient:
     @property
     def config(self) -> ResolvedConfig:
         return self._first.config
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the first engine has said of itself; None until it is loaded."""
+        return self._first.ready
 
     @property
     def model_config(self) -> ModelFacts:
@@ -272,6 +279,10 @@ class ReplicaClient:
         if engine is not None:
             engine.drop(request_id)
 
+    def stop(self, sequence_ids: Sequence[str]) -> list[str]:
+        """End sequences that met a stop string where their text is made; the requests that end."""
+        return [name for one in self._engines if one.is_loaded for name in one.stop(sequence_ids)]
+
     def num_generated(self, request_id: str) -> int:
         """Tokens so far of all sequences of a request; 0 of one that has ended."""
         engine = self._of(request_id)
@@ -359,7 +370,13 @@ class ReplicaClient:
         """The client of one engine."""
         place, log = self._places[number], NumberedLog(logger, number)
         own = settings_of_engine(asked, number)
-        return self._make(own, place=place, number=number, log=log, **more)
+        client = self._make(own, place=place, number=number, log=log, **more)
+        client.on_step = self._stepped
+        return client
+
+    def _stepped(self, step: StepOutput) -> None:
+        if self.on_step is not None:
+            self.on_step(step)
 
     def _load_others(self, ready: Ready) -> None:
         """Called in a thread of the first engine's, before it serves."""

@@ -27,6 +27,14 @@ logger = logging.getLogger(__name__)
 PRESET_FACTORS = {"chat": (0.5, 0.5), "balanced": (1.0, 1.0), "bulk": (2.0, 2.0)}
 
 
+def whole_places(config: EngineConfig, model: ModelConfig) -> int:
+    """Tokens of an image that one step computes; 0: none is read, or its tokens may be divided."""
+    images = model.images
+    if images is None or not images.sees_whole or not config.max_images:
+        return 0
+    return images.places(images.shape)
+
+
 def resolve(
     config: EngineConfig,
     model: ModelConfig,
@@ -61,7 +69,9 @@ def resolve(
         seqs = int(defaults.max_num_seqs * more_seqs)
         seqs = seqs if budget is None else min(seqs, budget)
     if budget is None:
-        budget = max(int(defaults.max_num_batched_tokens * more_tokens), seqs)
+        # decode rows go on beside an image
+        least = seqs + whole_places(config, model)
+        budget = max(int(defaults.max_num_batched_tokens * more_tokens), least)
     in_background = config.compile_in_background
     own = asked_features(config, ALL_NAMES)
     return ResolvedConfig(
@@ -69,6 +79,7 @@ def resolve(
             config,
             hf_token=None,
             enable_embeddings=config.enable_embeddings or model.head is not None,
+            limit_mm_per_prompt=config.max_images,
         ),
         model=ModelSettings(resolve_dtype(config.dtype, model), quantization),
         cache=CacheSettings(page_size=config.block_size or defaults.page_size, num_pages=0),

@@ -23,14 +23,14 @@ from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
 from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, require_room, room_of, weights_at_most
-from jaxserve.loading.defaults import resolve
+from jaxserve.loading.defaults import resolve, whole_places
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
 from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.loading.pool_plan import plan_pool
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import read_model_config
-from jaxserve.models.encoders import abstract_encoder, load_encoder
+from jaxserve.models.encoders import abstract_encoder, check_encoder, encoding_of, load_encoder
 from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.layer_groups import LayerGroups
@@ -109,7 +109,7 @@ class EnginePlan:
     @property
     def has_encoder(self) -> bool:
         """Whether the engine reads more than text."""
-        return self.model.images is not None and self.config.asked.limit_mm_per_prompt > 0
+        return self.model.images is not None and self.config.asked.max_images > 0
 
     def encoder(self, mesh: Mesh, *, loaded: bool) -> Encoder:
         """The encoder of a model that has one, with its weights or knowing shapes alone.
@@ -192,7 +192,10 @@ def decide(
     decided, runner = _planned(chosen, files, mesh, report)
     if asked.load_format != "dummy":
         fetch_weights(files, report)
-        if not were_here and _as_weights_say(files, decided.model) != decided.model:
+        if not were_here and (
+            _as_weights_say(files, decided.model) != decided.model
+            or _refusal_of_images(decided.config, decided.model, files) is not None
+        ):
             chosen = choose(asked, files, mesh, report)
             decided, runner = _planned(chosen, files, mesh, report)
     return decided, runner, tokenizer
@@ -228,7 +231,15 @@ def choose(
     online = asked.quantization if stored else online_quantization(asked.quantization, found)
     # devices of other platforms have no compute capability
     capability = getattr(device, "compute_capability", None)
-    config = resolve(asked, model, device.platform, online or found or "", capability)
+    of_device = device.platform, online or found or "", capability
+    config = resolve(asked, model, *of_device)
+    refusal = _refusal_of_images(config, model, files)
+    if refusal is not None:
+        if asked.limit_mm_per_prompt is not None or not encoding_of(model).is_optional:
+            raise refusal
+        logger.warning("text alone is read, as with limit_mm_per_prompt=0: %s", refusal)
+        asked = replace(asked, limit_mm_per_prompt=0)
+        config = resolve(asked, model, *of_device)
     dtype, row_invariant = config.model.dtype, asked.row_invariant or asked.deterministic
     if asked.deterministic:
         check_device(device.platform, dtype)
@@ -236,7 +247,6 @@ def choose(
         check_mapped(asked, device.platform, is_stored=stored)
     if in_memory:
         _require_room(config, model, mesh)
-    _require_image_processor(asked, model, files)
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(
             "dtype=float16: a CPU has no products of it and converts every operand; "
@@ -271,6 +281,10 @@ def choose(
             f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
             f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
         )
+        if whole_places(asked, model) and not backends.sees_ahead:
+            report.say(
+                f"prefill of images by xla: {backends.prefill} rows see nothing behind themselves"
+            )
         form = LinearForm.of(backends, online, row_invariant)
         if stored:
             plan = stored_plan(files.model, form)
@@ -299,11 +313,25 @@ def check_mapped(asked: EngineConfig, platform: str, *, is_stored: bool) -> None
         raise ValidationError(field, value, f"none for a model that is {NO_STORE}")
 
 
-def _require_image_processor(asked: EngineConfig, model: ModelConfig, files: ModelFiles) -> None:
-    """Refuse a model that reads images where nothing could prepare them."""
-    if model.images is None or not asked.limit_mm_per_prompt:
-        return
-    field, value = "limit_mm_per_prompt", asked.limit_mm_per_prompt
+def _refusal_of_images(
+    config: ResolvedConfig, model: ModelConfig, files: ModelFiles
+) -> ValidationError | None:
+    """Why images cannot be read that are to be; None: they can, or none is."""
+    if model.images is None or not config.asked.max_images:
+        return None
+    try:
+        _require_image_processor(config.asked, files)
+        _require_budget(config, model)
+        if config.asked.load_format != "dummy" and files.weights_are_here:
+            check_encoder(files.model, model)
+    except ValidationError as error:
+        return error
+    return None
+
+
+def _require_image_processor(asked: EngineConfig, files: ModelFiles) -> None:
+    """Refuse to read images where nothing could prepare them."""
+    field, value = "limit_mm_per_prompt", asked.max_images
     if importlib.util.find_spec("PIL") is None:
         raise ValidationError(
             field, value, "0 without Pillow, which the extra jaxserve[images] has"
@@ -312,6 +340,23 @@ def _require_image_processor(asked: EngineConfig, model: ModelConfig, files: Mod
     if not any((files.model / name).is_file() for name in names):
         allowed = f"0 where the folder {files.model} has none of {', '.join(names)}"
         raise ValidationError(field, value, allowed)
+
+
+def _require_budget(config: ResolvedConfig, model: ModelConfig) -> None:
+    """Refuse steps that could not hold an image whose tokens are computed in one."""
+    asked, scheduler = config.asked, config.scheduler
+    places = whole_places(asked, model)
+    beside = scheduler.max_num_batched_tokens - scheduler.max_num_seqs
+    for field, value, left in (
+        ("max_num_batched_tokens", scheduler.max_num_batched_tokens, beside),
+        ("prefill_chunk", asked.prefill_chunk, scheduler.max_prefill_tokens),
+    ):
+        if places and left < places:
+            allowed = (
+                f"room in a step for an image's {places} tokens beside max_num_seqs="
+                f"{scheduler.max_num_seqs} others; limit_mm_per_prompt=0 reads text alone"
+            )
+            raise ValidationError(field, value, allowed)
 
 
 def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> None:

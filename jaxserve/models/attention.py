@@ -40,6 +40,9 @@ class PagedBatch(NamedTuple):
             idle.
         query_lens: int32[B] tokens of each decode row, up to Q; None where all have one.
         lanes: the prefill lanes; None in a decode program.
+        last_seen: int32[C] position of the last token that each token of the region attends to;
+            None: its own.
+        looks_ahead: bool[] whether one of them attends to a later one; None without `last_seen`.
     """
 
     tables: tuple[GroupTables, ...]
@@ -47,6 +50,8 @@ class PagedBatch(NamedTuple):
     decode_lens: jax.Array
     query_lens: jax.Array | None
     lanes: PrefillLanes | None
+    last_seen: jax.Array | None = None
+    looks_ahead: jax.Array | None = None
 
 
 def make_attend(
@@ -114,6 +119,7 @@ def make_attend(
             out = out.reshape(num_decode, *out.shape[-2:])
             if batch.lanes is not None and pages.lane_table is not None:
                 lanes = pages.lane_table, batch.lanes
+                options |= {"last_seen": batch.last_seen, "looks_ahead": batch.looks_ahead}
                 region = cache.prefill(held, layer, q[num_decode:], *lanes, **options)
                 out = jnp.concatenate([out, region])
             return out[:, :, :head_dim], held

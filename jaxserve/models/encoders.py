@@ -40,13 +40,12 @@ def load_encoder(
     Arguments are as for `load_model`.
 
     Raises:
-        ValidationError: the weights are in a store, which has none of an encoder.
+        ValidationError: see `check_encoder`.
         CheckpointError: a file is missing or damaged.
         TensorMismatchError: tensors are missing or of wrong shape.
     """
-    if load_format != "dummy" and is_store(path):
-        allowed = "a folder of safetensors: a store keeps no encoder; limit_mm_per_prompt=0 reads "
-        raise ValidationError("model", str(path), allowed + "text alone")
+    if load_format != "dummy":
+        check_encoder(path, config)
     graph, state = nnx.split(abstract_encoder(config, mesh, dtype))
     flat = nnx.to_flat_state(state)
     if load_format == "dummy":
@@ -57,6 +56,22 @@ def load_encoder(
         filled = _read(path, config, flat)
     module: nnx.Module = nnx.merge(graph, nnx.from_flat_state(filled))
     return module
+
+
+def check_encoder(path: str | Path, config: ModelConfig) -> None:
+    """Refuse weights without any of an encoder.
+
+    Raises:
+        ValidationError: they are in a store, or no tensor is one of an encoder.
+        CheckpointError: a file is missing or damaged.
+    """
+    allowed = "a folder of safetensors with an encoder; limit_mm_per_prompt=0 reads text alone"
+    if is_store(path):
+        raise ValidationError("model", str(path), f"{allowed}, from a store too")
+    with open_checkpoint(path) as checkpoint:
+        prefixes = family_of(config).passed_over
+        if not any(name.startswith(prefixes) for name in checkpoint.tensors):
+            raise ValidationError("model", str(path), allowed)
 
 
 def encoding_of(config: ModelConfig) -> Encoding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,3 +236,27 @@ def _bos_token_id(value: Any) -> int | None:
     if value is not None and type(value) is not int:
         raise UnsupportedModelError("bos_token_id", value, "a token id or null")
     return value
+
+
+def part(config: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
+    """An object in a config; None: it has none. Raises UnsupportedModelError: it is none."""
+    found = config.get(field)
+    if found is not None and not isinstance(found, Mapping):
+        raise UnsupportedModelError(field, found, "an object")
+    return found
+
+
+def vocabulary_token(
+    config: Mapping[str, Any], names: Sequence[str], default: int, vocab_size: int
+) -> int:
+    """A token id, by the first of its names that the config has.
+
+    Raises:
+        UnsupportedModelError: it is no token of the vocabulary.
+    """
+    name = next((one for one in names if config.get(one) is not None), names[0])
+    token = config.get(name)
+    token = default if token is None else token
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+        raise UnsupportedModelError(name, token, f"a token id below {vocab_size}")
+    return token

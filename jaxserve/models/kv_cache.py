@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.models.config import ModelConfig
@@ -301,11 +302,26 @@ class KVCache:
         q: jax.Array,  # [C, H, head_dim]
         page_table: jax.Array,  # int32[N, P]
         lanes: PrefillLanes,
+        last_seen: jax.Array | None,  # int32[C]
+        looks_ahead: jax.Array | None,  # bool[]
         **options: Any,
     ) -> jax.Array:
-        """Attention of packed chunks, see `pallas_kernels.paged_prefill_attention`."""
-        options |= self._read_options(held, layer) | self.backends.prefill_options
-        return paged_prefill_attention(q, held.pages, page_table, lanes, **options)
+        """Attention of packed chunks, see `pallas_kernels.paged_prefill_attention`.
+
+        A kernel whose rows cannot look ahead computes every step in which none does.
+        """
+        options |= self._read_options(held, layer)
+
+        def attend(last_seen: jax.Array | None) -> jax.Array:
+            chosen = options | self.backends.prefill_options(ahead=last_seen is not None)
+            chosen["last_seen"] = last_seen
+            return paged_prefill_attention(q, held.pages, page_table, lanes, **chosen)
+
+        if last_seen is None or self.backends.sees_ahead:
+            return attend(last_seen)
+        assert looks_ahead is not None
+        attended: jax.Array = lax.cond(looks_ahead, lambda: attend(last_seen), lambda: attend(None))
+        return attended
 
     def _first_page(self, layer: int) -> int:
         return self.groups.places[layer][1] * self.num_pages

@@ -33,10 +33,12 @@ class Encoding:
         module: (config, dtype) -> the module, with zeros in it, that `Encoder` calls with rows of
             images as `ModelConfig.images` says.
         source: (place of a parameter, config) -> as of `Family`.
+        is_optional: whether the architecture is also that of folders with the text model alone.
     """
 
     module: Callable[..., Any]
     source: Callable[..., Any]
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +78,31 @@ _DECODERS = (
     Family(
         "Gemma3ForConditionalGeneration",
         "gemma3",
-        gemma3.read_text_config,
+        gemma3.read_image_config,
         gemma3.Gemma3,
         gemma3.source,
         passed_over=gemma3.IMAGE_MODULES,
+        encoding=Encoding(gemma3.GemmaEncoder, gemma3.encoder_source, is_optional=True),
     ),
-    Family(
-        "LlavaForConditionalGeneration",
-        "llava",
-        llava.read_config,
-        llama.Llama,
-        llama.source,
-        passed_over=gemma3.IMAGE_MODULES,
-        encoding=Encoding(llava.LlavaEncoder, llava.encoder_source),
+    *(
+        Family(
+            architecture,
+            model_type,
+            read_config,
+            llama.Llama,
+            llama.source,
+            passed_over=llava.IMAGE_MODULES,
+            encoding=Encoding(encoder, llava.encoder_source),
+        )
+        for architecture, model_type, read_config, encoder in (
+            ("LlavaForConditionalGeneration", "llava", llava.read_config, llava.LlavaEncoder),
+            (
+                "LlavaNextForConditionalGeneration",
+                "llava_next",
+                llava.read_next_config,
+                llava.LlavaNextEncoder,
+            ),
+        )
     ),
     *(
         Family(

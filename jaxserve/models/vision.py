@@ -23,6 +23,7 @@ from jaxserve.models.hf_fields import one_of, positive, positive_float
 from jaxserve.models.linear import parameter
 from jaxserve.models.mlp import ACTIVATIONS
 
+MOST_SCORES = 1 << 26  # float32 numbers that a layer's attention makes at once
 VISION_ACTIVATIONS = ACTIVATIONS | {"quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x)}
 
 
@@ -107,6 +108,14 @@ class LayerNorm(nnx.Module):
         return (centred * scale * self.weight[...] + self.bias[...]).astype(x.dtype)
 
 
+def attended(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Softmax attention of [B, N, H, D] each, with scores in float32."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1).astype(q.dtype)
+    out = jnp.einsum("bhqk,bkhd->bqhd", weights, v, preferred_element_type=jnp.float32)
+    return out.astype(q.dtype)
+
+
 class VisionAttention(nnx.Module):
     """Attention of every patch to every patch of its image."""
 
@@ -120,10 +129,13 @@ class VisionAttention(nnx.Module):
         """[B, N, E] -> [B, N, E]."""
         shape = (*x.shape[:2], self.num_heads, -1)
         q, k, v = (part(x).reshape(shape) for part in (self.q_proj, self.k_proj, self.v_proj))
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1).astype(x.dtype)
-        out = jnp.einsum("bhqk,bkhd->bqhd", weights, v, preferred_element_type=jnp.float32)
-        return self.out_proj(out.astype(x.dtype).reshape(x.shape))
+        if x.shape[0] * self.num_heads * x.shape[1] ** 2 <= MOST_SCORES:
+            out = attended(q, k, v)
+        else:  # of one head at a time
+            heads = [jnp.moveaxis(part, 2, 0)[:, :, :, None] for part in (q, k, v)]
+            out = lax.map(lambda one: attended(*one), tuple(heads))
+            out = jnp.moveaxis(out[:, :, :, 0], 0, 2)
+        return self.out_proj(out.reshape(x.shape))
 
 
 class VisionMLP(nnx.Module):
@@ -156,13 +168,28 @@ class VisionBlock(nnx.Module):
         return x + self.mlp(self.layer_norm2(x))
 
 
+class Table(nnx.Module):
+    """Rows that are added or looked up."""
+
+    def __init__(self, rows: int, size: int, dtype: Any):
+        self.weight = parameter((rows, size), dtype, (None, None))
+
+
+class Blocks(nnx.Module):
+    """The layers of a tower, by the checkpoints' names."""
+
+    def __init__(self, config: VisionConfig, dtype: Any, num_layers: int):
+        self.layers = nnx.List([VisionBlock(config, dtype) for _ in range(num_layers)])
+
+
 class PatchEmbedding(nnx.Module):
     """A convolution whose stride is its width: each patch is multiplied with one matrix."""
 
-    def __init__(self, config: VisionConfig, dtype: Any):
+    def __init__(self, config: VisionConfig, dtype: Any, *, bias: bool = False):
         self.patch_size = config.patch_size
-        inputs = 3 * config.patch_size**2
-        self.weight = parameter((config.hidden_size, inputs), dtype, (None, None))
+        inputs, size = 3 * config.patch_size**2, config.hidden_size
+        self.weight = parameter((size, inputs), dtype, (None, None))
+        self.bias = parameter((size,), dtype, (None,), fill=0.0) if bias else None
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
         """[B, 3, H, W] -> [B, N, E], row by row; what fills no patch is left out."""
@@ -175,7 +202,7 @@ class PatchEmbedding(nnx.Module):
         patches = patches.astype(self.weight.dtype)
         over = (((2,), (1,)), ((), ()))
         out = lax.dot_general(patches, self.weight[...], over, preferred_element_type=jnp.float32)
-        return out.astype(patches.dtype)
+        return (out if self.bias is None else out + self.bias[...]).astype(patches.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Metrics:
             self.registry.register(metric)
             return metric
 
+        self._processes: dict[str, Callable[[], int | None]] = {}
         self._engine = EngineCollector(names)
         self.registry.register(self._engine)
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
@@ -167,8 +168,10 @@ class Metrics:
                 gauge.labels(*self._names.values).set(limit)
 
     def watch_processes(self, processes: Mapping[str, Callable[[], int | None]]) -> None:
-        """Tell of processes, by name: each is asked for its id when it is scraped."""
-        self.registry.register(ProcessCollector(self._names, processes))
+        """Tell of more processes, by name: each is asked for its id when it is scraped."""
+        if not self._processes:
+            self.registry.register(ProcessCollector(self._names, self._processes))
+        self._processes.update(processes)
 
     def watch_serving(self, serves: Callable[[], bool]) -> None:
         """Tell whether the engine serves, which is asked when it is scraped."""
@@ -207,9 +210,9 @@ class Metrics:
         for last_time, count in Tally(last_times).items():
             self._inter_token.observe(now - last_time, count)
 
-    def record_refused(self, limit: str) -> None:
-        """A request was not let in; `limit` is the setting that kept it out."""
-        self._refused.labels(*self._names.values, limit).inc()
+    def record_refused(self, limit: str, count: int = 1) -> None:
+        """Requests were not let in; `limit` is the setting that kept them out."""
+        self._refused.labels(*self._names.values, limit).inc(count)
 
     def record_sleep(self, level: int) -> None:
         """The engine sleeps at this level; 0: it is awake."""

@@ -153,10 +153,14 @@ class ClientClock:
 
     Args:
         whole_thread: measure as well what else the thread computes while requests run.
+
+    Attributes:
+        elsewhere: seconds of text, and of the rest, that threads of other processes have spent.
     """
 
     def __init__(self, *, whole_thread: bool = False):
         self._whole_thread = whole_thread
+        self.elsewhere = (0.0, 0.0)
         self._text = 0.0
         self._mark = 0.0
         self._thread = 0.0  # processor time: waiting for a socket does not count
@@ -184,5 +188,6 @@ class ClientClock:
             self._thread += self._thread_since - since
             self._other = max(self._other, self._thread - self._text)  # never less than before
         told = times.copy()
-        told.detokenise, told.http = self._text, self._other
+        text, other = self.elsewhere
+        told.detokenise, told.http = self._text + text, self._other + other
         return told

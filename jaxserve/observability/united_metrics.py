@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -38,9 +38,13 @@ class UnitedMetrics:
         told = [one.totals() for one in self._engines()]
         return {name: sum(one[name] for one in told) for name in told[0]}
 
-    def record_refused(self, limit: str) -> None:
-        """A request was refused before it had an engine: the first one counts it."""
-        self._engines()[0].record_refused(limit)
+    def watch_processes(self, processes: Mapping[str, Callable[[], int | None]]) -> None:
+        """Tell of more processes, by name, which are no engines: the first one tells."""
+        self._engines()[0].watch_processes(processes)
+
+    def record_refused(self, limit: str, count: int = 1) -> None:
+        """Requests were refused before they had an engine: the first one counts them."""
+        self._engines()[0].record_refused(limit, count)
 
 
 class _Families(Collector):

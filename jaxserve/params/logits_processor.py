@@ -129,6 +129,25 @@ class HostProcessor:
     def name(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
+    def apply(self, prompt: Sequence[int], output: Sequence[int], row: np.ndarray) -> np.ndarray:
+        """The row after the callable, which gets copies of what is given.
+
+        Args:
+            prompt: token ids.
+            output: token ids so far.
+            row: logits float32[V].
+
+        Raises:
+            ValidationError: it returned another shape or dtype. What it raises itself passes.
+        """
+        ids = [list(prompt), list(output)] if self.reads_prompt else [list(output)]
+        after = np.asarray(self.function(*ids, row.copy()))
+        if after.shape != row.shape or after.dtype != row.dtype:
+            allowed = f"a callable that returns {row.dtype}{[*row.shape]}"
+            said = f"{after.dtype}{[*after.shape]}"
+            raise ValidationError(f"{FIELD}.{self.name}", said, allowed)
+        return after
+
 
 Processor = JaxProcessor | AskedProcessor | HostProcessor | type
 

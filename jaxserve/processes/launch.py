@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -39,12 +39,13 @@ class EarlyProcess:
         module: what it runs; its arguments are the number of its end's descriptor and the id of
             this process, with which it ends.
         place: its part of the machine.
+        descriptors: that it inherits, by the same numbers.
 
     Raises:
         EngineDeadError: it cannot be started.
     """
 
-    def __init__(self, module: str, place: Place = ANYWHERE):
+    def __init__(self, module: str, place: Place = ANYWHERE, descriptors: Sequence[int] = ()):
         # it imports what this process does, and nothing of the working folder beside that
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         variables = {**os.environ, "PYTHONPATH": paths, **place.variables}
@@ -59,7 +60,7 @@ class EarlyProcess:
                     [sys.executable, "-P", "-m", *words],
                     stdin=subprocess.DEVNULL,
                     env=variables,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), *descriptors],
                 )
                 if place.cores is not None:  # it has no other thread yet, and later ones follow
                     os.sched_setaffinity(self._process.pid, place.cores)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_t
 
 import msgpack
 
+from jaxserve.boundary.front_messages import FRONT_BODIES
 from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.image_facts import ImageFacts
 from jaxserve.boundary.messages import (
@@ -121,6 +122,7 @@ BODIES = (
         Sync,
     ),
     *(GrammarTokens, TryGrammar, SlowGrammar, Verdict),
+    *FRONT_BODIES,
 )
 
 
@@ -283,6 +285,9 @@ def _reader(kind: Any) -> Reader | None:
             return None
         return lambda value: {key: read_value(item) for key, item in value.items()}
     if origin in (tuple, frozenset):
+        read_one = _reader(arguments[0]) if arguments[1:] == (...,) else None
+        if read_one is not None:
+            return lambda value: origin(map(read_one, value))
         assert not any(map(_reader, (one for one in arguments if one is not ...)))
         return origin
     if isinstance(kind, type) and issubclass(kind, Enum):

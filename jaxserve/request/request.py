@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -71,6 +71,7 @@ class Request:
         cache_extras: what keys and values of all its tokens depend on beside tokens and
             `cache_salt`.
         key_tokens: what those of each place of the prompt depend on, see `page_keys.key_tokens`.
+        whole_spans: first places, and those behind the last, that no two steps may share.
         prefill_target: tokens that the host knew when the request got its slot; up to there they
             are sent as prefill chunks, beyond it the device knows the next token itself.
         needs_seen_tokens: the next token depends on tokens that the host must have seen.
@@ -120,6 +121,7 @@ class Request:
         "takes_drafts",
         "takes_forced",
         "takes_turns",
+        "whole_spans",
     )
 
     def __init__(
@@ -155,6 +157,7 @@ class Request:
         self.num_cached: int | None = None
         self.cache_extras: tuple[str, ...] = ()
         self.key_tokens = asked.prompt_token_ids
+        self.whole_spans: Sequence[tuple[int, int]] = ()
         self.num_computed = 0
         self.decode_until = 0
         self.pending = 0
@@ -218,6 +221,15 @@ class Request:
             more = self.output_token_ids[begin - len(self.prompt_token_ids) :]
         self.prefill_tokens = np.concatenate([self.prefill_tokens, np.array(more, np.int32)])
         self.prefill_target = self.num_tokens
+
+    def uncut(self, start: int, length: int) -> int:
+        """The longest chunk from `start` on, of `length` tokens at most, that ends in no span
+        which is to be computed whole; 0: there is none."""
+        end = start + length
+        for first, last in self.whole_spans:
+            if first < end < last:
+                return max(0, first - start)
+        return length
 
     def followed_by(self, tokens: list[int], max_tokens: int) -> list[int]:
         """The output that it has computed, then `tokens`.

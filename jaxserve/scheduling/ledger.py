@@ -260,12 +260,16 @@ class Ledger:
         pace.last_step = now
         if ended_at is not None:
             pace.behind = max(0.0, now - ended_at)
-        queued = (self._admitted[name] for name in self._waiting)
-        of_engine = (one for one in queued if one.work.engine == engine)
-        oldest = next((one for one in of_engine if not one.compiles), None)
+        oldest = self._oldest_of(engine) if self._waiting else None
         is_passed_over = oldest is not None and pace.num_steps - oldest.since > PASSED_OVER
         # where pages or prompt tokens are short, fewer run than there are slots
         pace.capacity = max(1, num_running) if is_passed_over else self._slots
+
+    def _oldest_of(self, engine: int) -> _Admitted | None:
+        """The request that has waited longest for a slot of an engine."""
+        queued = (self._admitted[name] for name in self._waiting)
+        of_engine = (one for one in queued if one.work.engine == engine)
+        return next((one for one in of_engine if not one.compiles), None)
 
     def lost(self, engine: int) -> None:
         """An engine serves nothing until it is restarted; its requests want no others' slots."""

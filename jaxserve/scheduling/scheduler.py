@@ -412,8 +412,10 @@ class Scheduler:
         length = min(request.prefill_target - start, budget)
         if start + length == request.prefill_target and not self._resources.may_sample(request):
             length -= 1  # its last token, which samples, waits
-            if not length:
-                return 0
+        if request.whole_spans:
+            length = request.uncut(start, length)
+        if not length:
+            return 0
         slot, row = request.slot, len(plan.rows)
         assert slot is not None
         self.pages.publish(request, start + length, plan.page_updates)

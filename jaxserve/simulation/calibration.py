@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ LEAST_STEPS = 50  # of a trace that says something
 KNOWN = 8  # steps of a program from which its own constant is fitted
 STRETCH = 32  # steps whose deviations are taken in their order: what disturbs one disturbs the next
 DELAYS = tuple(0.00025 * n for n in range(400))  # seconds that are tried for the intake
+PASSES = 3  # of least squares, each weighted by what the one before expects
+SHORTEST_S = 1e-5  # of a step
 IDLE_S = 0.005  # between two steps: longer, and the engine had nothing to do
 SCALE = np.array([1e3, 1e5, 10.0, 100.0])  # of the columns of `_facts`, so that they are alike
 
@@ -114,7 +117,10 @@ class Fitted:
         for row, number in enumerate(fitted):
             table[row, place[shapes[number]]] = 1.0
         table[:, len(known) :] = facts[fitted] / SCALE
-        found, _ = nnls(table, seconds[fitted])
+        took, weight = seconds[fitted], np.ones(len(fitted))
+        for _ in range(PASSES):  # a step deviates by a share of its time: weights are one over it
+            found, _ = nnls(table * weight[:, None], took * weight)
+            weight = 1.0 / np.maximum(table @ found, SHORTEST_S)
         self._factors: Facts = tuple(found[len(known) :] / SCALE)
         self._constants = dict(zip(known, found))
         # of programs that were not seen: by their rows and prompt tokens
@@ -164,7 +170,7 @@ def _gap(steps: Sequence[TracedStep]) -> float:
 
 
 def _intake(requests: Sequence[TracedRequest], steps: Sequence[TracedStep], before: float) -> float:
-    """Seconds from a request's arrival until the engine has it.
+    """Seconds that the server takes to read a request and hand it over, one after the other.
 
     It is the delay with which the median of the queue times is that of the recording, where a
     request begins with the first step that is planned once the engine has it, and at once where
@@ -178,15 +184,16 @@ def _intake(requests: Sequence[TracedRequest], steps: Sequence[TracedStep], befo
     begins = np.array([one.begin for one in steps])
     known = [one for one in requests if one.queue is not None and one.overhead is not None]
     arrivals = np.array([one.arrival for one in known])
-    behind = np.searchsorted(begins, arrivals)  # how many steps were planned before each
-    idle = (behind == 0) | (ends[np.maximum(behind - 1, 0)] <= arrivals)
     if not len(known):
         return 0.0
 
     def queue(delay: float) -> float:
-        place = np.minimum(np.searchsorted(begins, arrivals + delay), len(begins) - 1)
-        waits = np.where(idle, delay, np.maximum(delay, begins[place] - arrivals))
-        return float(np.median(waits)) + before
+        each = accumulate(arrivals, lambda last, at: max(last, at) + delay, initial=0.0)
+        read = np.array([*each])[1:]  # when the engine has them
+        behind = np.searchsorted(begins, read)  # how many steps were planned before each
+        idle = (behind == 0) | (ends[np.maximum(behind - 1, 0)] <= read)
+        begin = np.where(idle, read, begins[np.minimum(behind, len(begins) - 1)])
+        return float(np.median(np.maximum(begin, read) - arrivals)) + before
 
     median = _median(one.queue for one in known if one.queue is not None)
     return min(DELAYS, key=lambda delay: abs(queue(delay) - median))

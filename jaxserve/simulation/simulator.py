@@ -97,6 +97,7 @@ class Simulation:
         self._item: TracedRequest | None = None  # the next one
         self._under_way = 0
         self._free_since = 0.0  # when one of those under way ended last
+        self._read = 0.0  # when the engine had the newest request
         self._begun: list[str] = []
 
     def run(self, requests: Iterable[TracedRequest]) -> Served:
@@ -133,16 +134,20 @@ class Simulation:
         served.num_queried, served.num_found = pages.num_queried, pages.num_found
         return served
 
-    def _next_arrival(self) -> float:
-        """When the engine has the next request; never before a client may send it."""
+    def _next_sent(self) -> float:
+        """When a client sends the next request."""
         if self._item is None or self._under_way >= self._most:
             return FAR
-        return max(self._item.arrival, self._free_since) + self._times.intake
+        return max(self._item.arrival, self._free_since)
+
+    def _next_arrival(self) -> float:
+        """When the engine has the next request: the server reads one after the other."""
+        return max(self._next_sent(), self._read) + self._times.intake
 
     def _arrive(self) -> None:
         item = self._item
         assert item is not None
-        sent = self._next_arrival() - self._times.intake
+        sent, self._read = self._next_sent(), self._next_arrival()
         self._item = next(self._requests, None)
         prompt, output = item.prompt_tokens, item.output_tokens
         if prompt + output > self._max_len:

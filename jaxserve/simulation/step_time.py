@@ -46,7 +46,7 @@ class StepTime(Protocol):
     """Tells how long steps take.
 
     Attributes:
-        intake: seconds from a request's arrival until the engine has it.
+        intake: seconds that the server takes to hand a request to the engine, one after the other.
         source: where the figures come from, for people.
     """
 

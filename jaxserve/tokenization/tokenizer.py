@@ -15,7 +15,7 @@ from checkpoints.gguf import is_gguf
 from checkpoints.json_file import read_object
 from jaxserve.config.settings import OneOf
 from jaxserve.errors import TemplateRefusal, ValidationError
-from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
+from jaxserve.tokenization.control_tokens import START, ControlTokens, unmarked
 from jaxserve.tokenization.gguf_tokenizer import gguf_tokenizer
 from jaxserve.tokenization.message_text import content_parts, content_text, has_images
 from jaxserve.tokenization.older_files import converted_tokenizer
@@ -130,6 +130,7 @@ class Tokenizer:
         self.eos_token_id: int | None = self._renderer.eos_token_id
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.byte_table = TokenBytes(backend)
+        self._frame = _image_frame(self._renderer)
         # of the folder's template, and of some that requests bring
         self._control_tokens = functools.lru_cache(KEPT_TEMPLATES)(self._find_control_tokens)
 
@@ -200,6 +201,18 @@ class Tokenizer:
     def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int | None]:
         """The id of each spelling of the vocabulary, None for those that are not in it."""
         return [self._backend.token_to_id(token) for token in tokens]
+
+    def framed(self, text: str) -> str:
+        """A text with images as the model was trained on them: Gemma 3 has a token where an image
+        begins, its place and a token where it ends, between empty lines, for each first one alone.
+
+        Tokens that `render_chat` has marked as a user's text stay. The texts of tokenizers without
+        a `boi_token` stay as they are.
+        """
+        if self._frame is None:
+            return text
+        begins, whole = self._frame
+        return begins.sub(lambda _: whole, text)
 
     def token_text(self, token_id: int) -> str:
         """The text that a token adds in the middle of a sequence; broken UTF-8 gives U+FFFD."""
@@ -318,7 +331,8 @@ class Tokenizer:
             field = "messages" if chat_template is None else "chat_template"
             value = messages if chat_template is None else chat_template
             raise TemplateRefusal(field, value, _template_error(error)) from error
-        return str(text)
+        has_image = any(has_images(message.get("content")) for message in messages)
+        return self.framed(str(text)) if has_image else str(text)
 
     @functools.cached_property
     def takes_late_system(self) -> bool:
@@ -387,6 +401,17 @@ def _folder_tokenizer(path: str | Path) -> Any:
     except Exception as error:  # the Rust parser raises plain Exception
         where, problem = _fault(Path(path), error)
         raise ValidationError("tokenizer", where, f"a readable tokenizer: {problem}") from error
+
+
+def _image_frame(renderer: Any) -> tuple[re.Pattern[str], str] | None:
+    """What finds the tokens with which images begin, and the text that each stands for."""
+    names = ("boi_token", "image_token", "eoi_token")
+    told = (renderer.init_kwargs.get(name) or getattr(renderer, name, None) for name in names)
+    begin, place, end = (str(one or "") for one in told)
+    if not (begin and place and end):
+        return None
+    unmarked = re.compile(f"(?<!{START}){re.escape(begin)}")
+    return unmarked, f"\n\n{begin}{place}{end}\n\n"
 
 
 def _fault(folder: Path, error: Exception) -> tuple[str, str]:

@@ -63,7 +63,10 @@ def asked_cut(
         return None
     room = max(1, max_model_len - max(1, reserved or 1))
     if given == 0 or given > max_model_len:
-        raise ValidationError(FIELD, given, f"-1, or 1 to {max_model_len} (the context)")
+        allowed = (
+            f"-1, or 1 to {max_model_len} (the context). Please request a smaller truncation size."
+        )
+        raise ValidationError(FIELD, given, allowed)
     return Cut(room if given == -1 else given, side or "left")
 
 

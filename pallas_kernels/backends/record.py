@@ -57,6 +57,7 @@ class Implementation:
         converts_every: rows of x for which it converts 4-bit weights once more; None: not told.
         whole_pages: whether it writes whole pages, and wants scales written so as well.
         instruction: what its compiled kernel must use, but for float32; None for nothing.
+        sees_ahead: of prefill, whether rows may see tokens behind themselves.
         launches: kernels on the device of one call; None where they are not counted.
         backend: the name of its backend, which is given by the list of its operation.
     """
@@ -75,7 +76,15 @@ class Implementation:
     whole_pages: bool = False
     instruction: str | None = None
     launches: int | None = None
+    sees_ahead: bool = False
     backend: str = ""
+
+    @property
+    def refuses_ahead(self) -> KernelError | None:
+        """Why rows may not see tokens behind themselves; None where they may."""
+        if self.sees_ahead:
+            return None
+        return KernelError("last_seen", "given", "rows that see nothing behind themselves")
 
     def load(self) -> Any:
         """The module, imported."""

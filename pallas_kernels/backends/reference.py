@@ -9,7 +9,7 @@ BACKEND = Backend(
     (
         Implementation("decode", "paged_attention.reference"),
         Implementation("decode_and_write", "paged_attention.reference"),
-        Implementation("prefill", "paged_attention.reference"),
+        Implementation("prefill", "paged_attention.reference", sees_ahead=True),
         Implementation("write_kv", "write_kv.reference"),
         Implementation("matmul", "quantized_matmul.reference"),
         Implementation("threshold", "kept_threshold.reference"),

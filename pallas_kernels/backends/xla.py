@@ -9,7 +9,7 @@ BACKEND = Backend(
     (
         Implementation("decode", "paged_attention.xla.decode", runs=ANYWHERE),
         Implementation("decode_and_write", "paged_attention.xla.decode"),
-        Implementation("prefill", "paged_attention.xla.prefill", runs=ANYWHERE),
+        Implementation("prefill", "paged_attention.xla.prefill", runs=ANYWHERE, sees_ahead=True),
         Implementation("write_kv", "write_kv.xla", runs=ANYWHERE),
         Implementation("threshold", "kept_threshold.xla", runs=ANYWHERE),
         Implementation("matmul", "quantized_matmul.xla", runs=ANYWHERE),

@@ -74,7 +74,11 @@ def refusal(weight: Weight, backend: str) -> KernelError | None:
     Raises:
         KernelError: there is no such backend.
     """
-    return resolve("grouped_linear", backend).covers(elements_of(weight))
+    implementation = resolve("grouped_linear", backend)
+    by_group = isinstance(weight, (Int8Weight, Fp8Weight)) and weight.scale.ndim == 3
+    if by_group and backend == "mosaic_tpu":
+        return KernelError("weight.scale", "by group", "one an output, for 8 bits")
+    return implementation.covers(elements_of(weight))
 
 
 def takes_blocks(backend: str) -> bool:

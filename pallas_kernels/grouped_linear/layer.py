@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +15,7 @@ from pallas_kernels.linear.api import Weight, as_stored_weight
 from pallas_kernels.native.weights import NativeWeight
 from pallas_kernels.quantized_matmul.activations import Rows, rounded_rows, split_rows
 from pallas_kernels.quantized_matmul.formats import Fp8Weight, Int4Weight, Int8Weight
-
-
-class Operands(NamedTuple):
-    """What a kernel multiplies.
-
-    Attributes:
-        rows: [M, K], of 8-bit integers where they are rounded.
-        row_scale: float32[M] of rounded rows; else None.
-        stored: [E, N, K], or uint16[E, N, K / 4].
-        scales: float32[groups of K, E, N]; None where elements are in the type of x.
-        zeros: of the shape of the scales; None: none.
-    """
-
-    rows: jax.Array
-    row_scale: jax.Array | None
-    stored: jax.Array
-    scales: jax.Array | None
-    zeros: jax.Array | None
+from pallas_kernels.quantized_matmul.operands import Operands
 
 
 @partial(
@@ -96,8 +79,8 @@ class Layer:
         if scales is not None and scales.ndim == 2:
             scales = scales[None]
         is_rounded = self.scale is not None or self.activations == "int8"
-        rows, row_scale = split_rows(rounded_rows(x, "int8" if is_rounded else "float", None))
-        return Operands(rows, row_scale, stored, scales, zeros)
+        rows = rounded_rows(x, "int8" if is_rounded else "float", None)
+        return Operands(*split_rows(rows), stored, scales, zeros)
 
 
 def of_group(weight: Weight, group: jax.Array) -> Weight:

@@ -23,13 +23,9 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear.blocks import Blocks, blocks_of
 from pallas_kernels.grouped_linear.layer import Layer
 from pallas_kernels.quantized_matmul.activations import Rows
-from pallas_kernels.quantized_matmul.formats import BLOCK, Fp8Weight, Int4Weight
-from pallas_kernels.quantized_matmul.triton_tile import (
-    TileFormat,
-    TileOperands,
-    kind_of,
-    tile_sums,
-)
+from pallas_kernels.quantized_matmul.formats import BLOCK
+from pallas_kernels.quantized_matmul.operands import Operands
+from pallas_kernels.quantized_matmul.triton_tile import for_triton, tile_of, tile_sums
 
 TILE_OUTPUTS = 64
 STEP_BYTES = 128  # of a row of the weight
@@ -47,7 +43,7 @@ class _Plan:
             blocks do.
         scatters: whether results lie as rows do, not as the blocks do.
         gated: whether outputs 2 i and 2 i + 1 are gate and up.
-        format: of the weight.
+        width: inputs of a step.
     """
 
     size: int
@@ -55,18 +51,14 @@ class _Plan:
     sources: int | None
     scatters: bool
     gated: bool
-    format: TileFormat
+    width: int
 
 
 def _kernel(
     rows_ref: Any,  # int32[B * R]
     groups_ref: Any,  # int32[B]
     counts_ref: Any,  # int32[B]
-    x_ref: Any,  # [M, K]
-    weight_ref: Any,  # [E, N, K]
-    scales_ref: Any,  # float32[groups of K, E, N], or None
-    zeros_ref: Any,  # uint8[groups of K, E, N], or None
-    row_scale_ref: Any,  # float32[1, M] of rounded rows, or None
+    refs: Operands,  # of weights [E, N, K]
     out_ref: Any,  # [M or B * R, width]
     *,
     plan: _Plan,
@@ -82,13 +74,13 @@ def _kernel(
         outputs = tile * plan.tile + jnp.arange(plan.tile)
         channels = (2 * outputs, 2 * outputs + 1) if plan.gated else (outputs,)
         sums = tile_sums(
-            TileOperands(x_ref, weight_ref, scales_ref, zeros_ref, row_scale_ref),
-            plan.format,
+            refs,
+            plan.width,
             matrix=groups_ref[block],
             rows=places if plan.sources is None else lax.div(rows, jnp.int32(plan.sources)),
             counted=counted,
             channels=channels,
-            steps=(0, -(-x_ref.shape[1] // plan.format.width)),
+            steps=(0, -(-refs.rows.shape[1] // plan.width)),
         )
         out = sums[0]
         if plan.gated:
@@ -96,15 +88,10 @@ def _kernel(
             gate, up = (total.astype(out_ref.dtype).astype(jnp.float32) for total in sums)
             active = gate / (1.0 + jnp.exp(-gate))
             out = active.astype(out_ref.dtype).astype(jnp.float32) * up
-        shape = (plan.size, plan.tile)
         # an interpreter puts back what a mask leaves out: beyond the end it does no harm
         target = jnp.where(counted, rows if plan.scatters else places, out_ref.shape[0])
-        index = (
-            lax.broadcast_in_dim(target, shape, [0]),
-            lax.broadcast_in_dim(outputs, shape, [1]),
-        )
-        mask = counted[:, None] & (outputs < out_ref.shape[1])[None, :]
-        plt.store(out_ref.at[index], out.astype(out_ref.dtype), mask=mask)
+        view, mask = tile_of(out_ref, None, target, counted, outputs)
+        plt.store(view, out.astype(out_ref.dtype), mask=mask)
 
 
 def in_blocks(
@@ -117,41 +104,28 @@ def in_blocks(
     interpret: Any,
 ) -> jax.Array:  # [B * R or scattered, N], half as wide when gated
     """As `pallas_kernels.grouped_linear.linear_in_blocks`."""
-    operand, row_scale, stored, scales, zeros = layer.operands(x)
-    weight, inputs, outputs = layer.weight, x.shape[1], layer.width
-    shared = inputs if scales is None else inputs // len(scales)
-    width = BLOCK if isinstance(weight, Int4Weight) else STEP_BYTES // stored.dtype.itemsize
-    kind = "int8" if layer.scale is not None else kind_of(weight)
-    form = TileFormat(width, kind, shared if shared < inputs else None)
-    if isinstance(weight, Fp8Weight):
-        stored = lax.bitcast_convert_type(stored, jnp.uint8)
+    operands, outputs = for_triton(layer.operands(x)), layer.width
+    is_int4, element = operands.is_int4, operands.stored.dtype.itemsize
     plan = _Plan(
         size=blocks.size,
         tile=TILE_OUTPUTS,
         sources=sources,
         scatters=scattered is not None,
         gated=layer.gated,
-        format=form,
+        width=BLOCK if is_int4 else STEP_BYTES // element,
     )
     return pl.pallas_call(
         functools.partial(_kernel, plan=plan),
         grid=(blocks.groups.shape[0], -(-outputs // plan.tile)),
         out_shape=result_like(
-            operand, (scattered or blocks.rows.shape[0], outputs), layer.out_dtype
+            operands.rows, (scattered or blocks.rows.shape[0], outputs), layer.out_dtype
         ),
         compiler_params=plt.CompilerParams(
             num_warps=4, num_stages=4 if blocks.size <= FEW_ROWS else 3
         ),
         interpret=interpreter.is_used_by_triton(interpret),
         name="grouped_linear",
-    )(
-        *blocks,
-        operand,
-        stored,
-        scales,
-        zeros,
-        None if row_scale is None else row_scale[None],
-    )
+    )(*blocks, operands)
 
 
 def grouped_linear(

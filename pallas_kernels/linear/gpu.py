@@ -20,7 +20,7 @@ from pallas_kernels.linear import xla
 from pallas_kernels.linear.api import Weight
 from pallas_kernels.multiprocessors import multiprocessors
 from pallas_kernels.quantized_matmul import RoundedRows, Rows
-from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
+from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits
 
 __all__ = ["in_parts", "linear"]
 
@@ -35,16 +35,11 @@ def number_of_parts(rows: int, outputs: int, inputs: int, element: int) -> int:
     """Parts of K for a product of 16-bit operands on the GPU that is traced for; see `splits`."""
     if inputs % STEP_INPUTS:
         return 1
-    row_tiles = -(-rows // TILE_ROWS)
-    tile_rows = min(rows, TILE_ROWS)
-    tiling = Tiling(
-        rows=rows,
-        outputs=outputs,
-        tiles=row_tiles * -(-outputs // TILE_CHANNELS),
-        steps=inputs // STEP_INPUTS,
-        step_bytes=step_bytes(
-            tile_rows, TILE_CHANNELS, STEP_INPUTS, TILE_CHANNELS * STEP_INPUTS * element, element
-        ),
+    tiling = Tiling.of(
+        (rows, outputs, inputs),
+        (min(rows, TILE_ROWS), TILE_CHANNELS, STEP_INPUTS),
+        TILE_CHANNELS * STEP_INPUTS * element,
+        element,
     )
     return number_of_splits(tiling, multiprocessors(), equal=True)
 

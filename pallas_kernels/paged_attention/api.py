@@ -129,6 +129,7 @@ def paged_prefill_attention(
     k_scale: jax.Array | None = None,  # float32[] or bfloat16[NP, KVH, page_size]
     v_scale: jax.Array | None = None,
     first_page: int = 0,
+    last_seen: jax.Array | None = None,  # int32[C]
     row_invariant: bool = False,
     backend: str,
     tuning: Tuning | None = None,
@@ -151,6 +152,8 @@ def paged_prefill_attention(
         k_scale: scale of 8-bit keys, as for `paged_decode_attention`.
         v_scale: likewise for the values.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
+        last_seen: position of the last token that each row sees, not before its own; None: its own.
+            The lane's chunk reaches as far. `window` counts from the row's own position.
         row_invariant: attend to a row in the order in which `paged_decode_attention` attends to a
             single query, whatever rows are beside it; of "native" alone.
         backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (NVIDIA Ampere and
@@ -173,7 +176,10 @@ def paged_prefill_attention(
     )
     if row_invariant and backend != "native":
         raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
-    options = replace(options, row_invariant=row_invariant)
+    if last_seen is not None:
+        check_array("last_seen", last_seen, jnp.int32, q.shape[:1])
+        coverage.refuse(chosen.refuses_ahead, backend, q, kv_pages)
+    options = replace(options, row_invariant=row_invariant, last_seen=last_seen)
     for name, vector in zip(PrefillLanes._fields, lanes):
         check_array(f"lanes.{name}", vector, jnp.int32, page_table.shape[:1])
     of_kernel = chosen.options(tuning=tuning, interpret=interpret)

@@ -7,7 +7,8 @@ al. 2023), whatever the number of threads: results do not depend on it.
 
 Prefill: one work item a (tile of a lane's rows, KV head), latest positions first: the cost follows
 the live rows and their contexts. A row is attended to in the order, and in the parts, of a decode
-row that sees as much, but in the matrix unit, which `row_invariant` leaves alone.
+row that sees as much, but in the matrix unit, which `row_invariant` and rows that see tokens behind
+themselves leave alone.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def prefill(
     Raises:
         KernelError: the native kernels cannot be built or loaded on this machine.
     """
-    operands = q, kv_pages, page_table, *lanes
+    ahead = options.last_seen
+    last_seen = jnp.zeros((0,), jnp.int32) if ahead is None else ahead
+    operands = q, kv_pages, page_table, *lanes, last_seen
     invariant = np.bool_(options.row_invariant)
     return _attend("jaxserve_paged_prefill", operands, options, row_invariant=invariant)
 

@@ -25,7 +25,7 @@ class Scores(NamedTuple):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("sinks", "k_scale", "v_scale", "first_page", "query_lens"),
+    data_fields=("sinks", "k_scale", "v_scale", "first_page", "query_lens", "last_seen"),
     meta_fields=("scores", "row_invariant"),
 )
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class AttentionOptions:
     """The options of `paged_decode_attention` that no backend does without, and those of prefill.
 
     Static are `scores` and `row_invariant`. `query_lens` is None where every row has all of its
-    queries, and where there is one a row.
+    queries, and where there is one a row. `last_seen` is of prefill, None where a row sees nothing
+    behind itself.
     """
 
     scores: Scores
@@ -42,4 +43,5 @@ class AttentionOptions:
     v_scale: jax.Array | None
     first_page: jax.Array  # int32[]
     query_lens: jax.Array | None = None  # int32[B]
+    last_seen: jax.Array | None = None  # int32[C]
     row_invariant: bool = False

@@ -33,15 +33,17 @@ def _decode_rows(
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
     options: AttentionOptions,
+    positions: jax.Array | None = None,  # int32[B]; None: of the last tokens
 ) -> jax.Array:  # [B, H, D]
     scale, soft_cap, window = options.scores
     sinks, first_page = options.sinks, options.first_page
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
     heads = q.shape[1]
     tokens = jnp.arange(page_table.shape[1] * page_size)
+    positions = kv_lens - 1 if positions is None else positions
 
-    def one_row(operands: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        query, pages, length = operands
+    def one_row(operands: tuple[jax.Array, ...]) -> jax.Array:
+        query, pages, length, position = operands
         page = first_page + pages[tokens // page_size]
         held = as_values(kv_pages.at[page, tokens % page_size].get(mode="clip"))
         held = held.astype(jnp.float32)  # [tokens, 2, KVH, D]
@@ -51,7 +53,7 @@ def _decode_rows(
                 held = held.at[:, part].multiply(jnp.expand_dims(of_tokens.T, -1))
         visible = tokens < length
         if window is not None:
-            visible &= length - 1 - tokens < window
+            visible &= position - tokens < window
         # a masked token may hold anything, NaN too, and 0 * NaN is NaN
         held = jnp.where(visible[:, None, None, None], held, 0.0)
         query = query.astype(jnp.float32).reshape(kv_heads, heads // kv_heads, head_dim)
@@ -73,7 +75,7 @@ def _decode_rows(
         out = jnp.einsum("kgt,tkd->kgd", weights, held[:, 1], precision=lax.Precision.HIGHEST)
         return out.reshape(heads, head_dim)
 
-    return lax.map(one_row, (q, page_table, kv_lens)).astype(q.dtype)
+    return lax.map(one_row, (q, page_table, kv_lens, positions)).astype(q.dtype)
 
 
 @jax.jit
@@ -84,10 +86,11 @@ def prefill(
     lanes: PrefillLanes,
     options: AttentionOptions,
 ) -> jax.Array:  # [C, H, D]
-    """Every row of the region is a decode row of its lane that sees the tokens up to itself."""
+    """Every row of the region is a decode row of its lane, which sees the tokens up to its last."""
     rows = jnp.arange(q.shape[0])[:, None]
     owned = (rows >= lanes.start) & (rows < lanes.start + lanes.length)  # [C, N]
     lane = jnp.argmax(owned, axis=1)
     position = lanes.context[lane] + rows[:, 0] - lanes.start[lane]
-    seen = jnp.where(owned.any(axis=1), position + 1, 0)
-    return _decode_rows(q, kv_pages, page_table[lane], seen, options)
+    last = position if options.last_seen is None else options.last_seen
+    seen = jnp.where(owned.any(axis=1), last + 1, 0)
+    return _decode_rows(q, kv_pages, page_table[lane], seen, options, position)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,55 +12,56 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.backends import resolve
-from pallas_kernels.backends.record import Tuning
+from pallas_kernels.backends.record import Implementation, Tuning
 from pallas_kernels.errors import KernelError, check_array
-from pallas_kernels.quantized_matmul import coverage
+from pallas_kernels.pages import FLOAT_DTYPES
 from pallas_kernels.quantized_matmul.activations import (
     RoundedRows,
     Rounding,
     Rows,
     rounded_rows,
 )
+from pallas_kernels.quantized_matmul.coverage import MatmulShape
 from pallas_kernels.quantized_matmul.formats import (
     Fp8Weight,
     Int8Weight,
     QuantizedWeight,
     check_weight,
 )
+from pallas_kernels.quantized_matmul.operands import Operands
 
-FLOAT_DTYPES = tuple(jnp.dtype(name) for name in ("float32", "float16", "bfloat16"))
+ROUNDED = {"int8": Int8Weight, "fp8": Fp8Weight}  # activations, and the weights they are for
 
 
 def _check(x: Rows, weight: QuantizedWeight, activations: str, out_dtype: jnp.dtype) -> None:
     if x.ndim != 2 or x.shape[0] < 1:
         raise KernelError("x.shape", x.shape, "[rows, inputs] with at least one row")
-    if x.dtype not in FLOAT_DTYPES:
-        raise KernelError("x.dtype", x.dtype, "float32, float16 or bfloat16")
+    for name, dtype in (("x.dtype", x.dtype), ("out_dtype", out_dtype)):
+        if dtype not in FLOAT_DTYPES:
+            raise KernelError(name, dtype, "float32, float16 or bfloat16")
     check_weight(weight, x.shape[1])
-    if out_dtype not in FLOAT_DTYPES:
-        raise KernelError("out_dtype", out_dtype, "float32, float16 or bfloat16")
-    if activations not in ("float", "int8", "fp8"):
-        raise KernelError("activations", repr(activations), "'float', 'int8' or 'fp8'")
-    needed = {"int8": Int8Weight, "fp8": Fp8Weight}.get(activations)
-    if needed is not None and not isinstance(weight, needed):
-        raise KernelError(
-            "activations", repr(activations), f"for {needed.__name__} only, not for "
-            f"{type(weight).__name__}",
-        )  # fmt: skip
+    chosen = repr(activations)
+    if activations not in ("float", *ROUNDED):
+        raise KernelError("activations", chosen, "'float', 'int8' or 'fp8'")
+    needed, given = ROUNDED.get(activations), type(weight)
+    if needed is not None and given is not needed:
+        allowed = f"for {needed.__name__} only, not for {given.__name__}"
+        raise KernelError("activations", chosen, allowed)
     if isinstance(x, RoundedRows) and Rounding(activations).dtype != x.values.dtype:
-        raise KernelError(
-            "activations", repr(activations), f"what x is rounded to, {x.values.dtype}"
+        raise KernelError("activations", chosen, f"what x is rounded to, {x.values.dtype}")
+
+
+def _check_kernel(
+    implementation: Implementation, shape: MatmulShape, tuning: Tuning | None
+) -> None:
+    refusal = implementation.covers(shape)
+    if refusal is not None:
+        allowed = (
+            f"the {implementation.backend} backend takes {refusal.allowed}; the weight is "
+            f"{shape.stored}[{shape.outputs}, {shape.inputs}], x is {shape.dtype}"
         )
-
-
-def _check_input_scale(scale: jax.Array, activations: str) -> None:
-    if activations == "float":
-        raise KernelError("input_scale", "given", "for activations that are rounded")
-    check_array("input_scale", scale, jnp.float32, (1,))
-
-
-def _check_tuning(tuning: Tuning) -> None:
-    for name, value in dataclasses.asdict(tuning).items():
+        raise KernelError(refusal.field, refusal.value, allowed)
+    for name, value in dataclasses.asdict(tuning).items() if tuning else ():
         if value is not None and value < 1:
             raise KernelError(f"tuning.{name}", value, "at least 1")
 
@@ -108,16 +111,21 @@ def quantized_matmul(
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     _check(x, weight, activations, chosen)
     if input_scale is not None:
-        _check_input_scale(input_scale, activations)
+        if activations == "float":
+            raise KernelError("input_scale", "given", "for activations that are rounded")
+        check_array("input_scale", input_scale, jnp.float32, (1,))
     implementation = resolve("matmul", backend)
-    of_kernel = implementation.options(tuning=tuning, interpret=interpret)
+    options = {"out_dtype": chosen, **implementation.options(tuning=tuning, interpret=interpret)}
     if implementation.interprets:
-        shape = coverage.MatmulShape.of(x, weight, activations)
-        coverage.require(implementation.covers(shape), backend, shape)
-        if tuning is not None:
-            _check_tuning(tuning)
-    rows = rounded_rows(x, activations, input_scale)
-    parts = implementation.load().matmul(rows, weight, out_dtype=chosen, **of_kernel)
+        _check_kernel(implementation, MatmulShape.of(x, weight, activations), tuning)
+    operands = Operands.of(rounded_rows(x, activations, input_scale), weight)
+    parts = _parts(implementation.load().matmul, operands, tuple(options.items()))
     if in_parts:
         return parts
     return parts[0] if len(parts) == 1 else parts.sum(axis=0).astype(chosen)
+
+
+@functools.partial(jax.jit, static_argnames=("matmul", "options"))
+def _parts(matmul: Callable[..., jax.Array], operands: Operands, options: Any) -> jax.Array:
+    """What every backend gives, [S, M, N]: one part of `out_dtype`, or more of float32."""
+    return matmul(operands, **dict(options))

@@ -1,4 +1,4 @@
-"""The facts by which backends take or refuse a product, and how a refusal is told."""
+"""The facts by which backends take or refuse a product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul.activations import Rows
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
@@ -16,7 +15,6 @@ from pallas_kernels.quantized_matmul.formats import (
     Int4Weight,
     Int8Weight,
     QuantizedWeight,
-    group_of,
     outputs_of,
 )
 
@@ -46,14 +44,12 @@ class MatmulShape:
         x: Rows | jax.ShapeDtypeStruct, weight: QuantizedWeight, activations: str
     ) -> MatmulShape:
         """The facts of x [M, K] and a weight [N, K]."""
-        inputs = x.shape[1]
-        is_int4 = isinstance(weight, Int4Weight)
-        eight_bits = "int8" if isinstance(weight, Int8Weight) else "fp8"
+        inputs, scale = x.shape[1], weight[1]
         return MatmulShape(
             outputs=outputs_of(weight),
             inputs=inputs,
-            stored="int4" if is_int4 else eight_bits,
-            group=group_of(weight, inputs) if weight[1].ndim == 2 else None,
+            stored={Int4Weight: "int4", Int8Weight: "int8"}.get(type(weight), "fp8"),
+            group=inputs // len(scale) if scale.ndim == 2 else None,
             dtype=jnp.dtype(x.dtype),
             activations=activations,
         )
@@ -67,18 +63,3 @@ class MatmulShape:
     def least_group(self) -> int:
         """Inputs of the smallest group of 4-bit weights."""
         return GROUPS[0]
-
-
-def require(refusal: KernelError | None, backend: str, shape: MatmulShape) -> None:
-    """Raises a refusal with the shape that was refused.
-
-    Raises:
-        KernelError: `refusal` is one.
-    """
-    if refusal is not None:
-        raise KernelError(
-            refusal.field,
-            refusal.value,
-            f"the {backend} backend takes {refusal.allowed}; the weight is "
-            f"{shape.stored}[{shape.outputs}, {shape.inputs}], x is {shape.dtype}",
-        )

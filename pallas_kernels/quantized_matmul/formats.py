@@ -96,12 +96,6 @@ def outputs_of(weight: QuantizedWeight) -> int:
     return weight[0].shape[0]
 
 
-def group_of(weight: QuantizedWeight, inputs: int) -> int:
-    """Inputs that share a scale: all of them where there is one an output or one in all."""
-    scale = weight[1]
-    return inputs // scale.shape[0] if scale.ndim == 2 else inputs
-
-
 def group_scales(weight: QuantizedWeight) -> tuple[jax.Array, jax.Array | None]:
     """The scales float32[groups, N] of a weight, and its zero points uint8[groups, N] if any."""
     if isinstance(weight, Int4Weight):
@@ -119,35 +113,34 @@ def check_weight(weight: QuantizedWeight, inputs: int) -> None:
     """
     if not isinstance(weight, (Int4Weight, Int8Weight, Fp8Weight)):
         raise KernelError("weight", type(weight).__name__, "Int8Weight, Int4Weight or Fp8Weight")
-    outputs = outputs_of(weight)
+    outputs, columns, kind = outputs_of(weight), inputs, jnp.int8
+    shapes: list[tuple[int, ...]] = [(outputs,)]
     if isinstance(weight, Int4Weight):
-        columns = packed_columns(inputs)
-        check_array("weight.packed", weight.packed, jnp.uint16, (outputs, columns))
-        groups = [inputs // group for group in GROUPS if inputs % group == 0] + [1]
-        shapes = [(number, outputs) for number in groups]
-        check_array("weight.scales", weight.scales, jnp.float32, *shapes)
-        if weight.zeros is not None:
-            check_array("weight.zeros", weight.zeros, jnp.uint8, weight.scales.shape)
-        return
-    is_fp8 = isinstance(weight, Fp8Weight)
-    check_array("weight.values", weight.values, FP8 if is_fp8 else jnp.int8, (outputs, inputs))
-    allowed: list[tuple[int, ...]] = [(outputs,)]
-    if is_fp8:
-        allowed += [()] if inputs % FP8_GROUP else [(), (inputs // FP8_GROUP, outputs)]
-    check_array("weight.scale", weight.scale, jnp.float32, *allowed)
-
-
-def _check_matrix(weight: jax.Array) -> jax.Array:
-    if weight.ndim != 2 or not jnp.issubdtype(weight.dtype, jnp.floating):
-        raise KernelError(
-            "weight", f"{weight.dtype}{weight.shape}", "floating point [outputs, inputs]"
-        )
-    return jnp.asarray(weight, jnp.float32)
+        columns, kind = packed_columns(inputs), jnp.uint16
+        shapes = [(inputs // group, outputs) for group in GROUPS if inputs % group == 0]
+        shapes.append((1, outputs))
+    elif isinstance(weight, Fp8Weight):
+        kind = FP8
+        shapes += [()] if inputs % FP8_GROUP else [(), (inputs // FP8_GROUP, outputs)]
+    stored, scale = (f"weight.{name}" for name in weight._fields[:2])
+    check_array(stored, weight[0], kind, (outputs, columns))
+    check_array(scale, weight[1], jnp.float32, *shapes)
+    if isinstance(weight, Int4Weight) and weight.zeros is not None:
+        check_array("weight.zeros", weight.zeros, jnp.uint8, weight.scales.shape)
 
 
 def _nonzero(scale: jax.Array) -> jax.Array:
     """A group of zeros has the scale 1: any would do but 0."""
     return jnp.where(scale > 0.0, scale, 1.0)
+
+
+def _by_group(weight: jax.Array, group: int | None = None) -> jax.Array:
+    """A matrix [N, K] as float32[N, groups, inputs of a group]; None: of all."""
+    if weight.ndim != 2 or not jnp.issubdtype(weight.dtype, jnp.floating):
+        raise KernelError(
+            "weight", f"{weight.dtype}{weight.shape}", "floating point [outputs, inputs]"
+        )
+    return jnp.asarray(weight, jnp.float32).reshape(len(weight), -1, group or weight.shape[1])
 
 
 @jax.jit
@@ -157,10 +150,9 @@ def quantize_int8(weight: jax.Array) -> Int8Weight:
     Raises:
         KernelError: not a matrix of floating-point numbers.
     """
-    wide = _check_matrix(weight)
+    wide = _by_group(weight)[:, 0]
     scale = _nonzero(jnp.abs(wide).max(axis=1) / INT8_MAX)
-    values = jnp.round(wide / scale[:, None]).astype(jnp.int8)
-    return Int8Weight(values, scale)
+    return Int8Weight(jnp.round(wide / scale[:, None]).astype(jnp.int8), scale)
 
 
 @functools.partial(jax.jit, static_argnames=("group", "asymmetric"))
@@ -178,24 +170,20 @@ def quantize_int4(
     Raises:
         KernelError: not a matrix of floating-point numbers, or K is no multiple of the group.
     """
-    wide = _check_matrix(weight)
-    rows, inputs = wide.shape
-    if group is not None and (group not in GROUPS or inputs % group):
-        raise KernelError("group", group, f"None, or 32, 64 or 128 that divides {inputs} inputs")
-    grouped = wide.reshape(rows, -1, group or inputs)  # [N, groups, group]
+    if group is not None and (group not in GROUPS or weight.shape[-1] % group):
+        allowed = f"None, or 32, 64 or 128 that divides {weight.shape[-1]} inputs"
+        raise KernelError("group", group, allowed)
+    grouped = _by_group(weight, group)
+    zeros: Any = SYMMETRIC_ZERO
     if asymmetric:
         lowest = jnp.minimum(grouped.min(axis=2), 0.0)
         scales = _nonzero((jnp.maximum(grouped.max(axis=2), 0.0) - lowest) / 15)
-        zeros = jnp.round(-lowest / scales)
+        zeros = jnp.round(-lowest / scales)[..., None]
     else:
         scales = _nonzero(jnp.abs(grouped).max(axis=2) / 7)
-        zeros = jnp.full_like(scales, SYMMETRIC_ZERO)
-    nibbles = jnp.clip(jnp.round(grouped / scales[..., None]) + zeros[..., None], 0, 15)
-    return Int4Weight(
-        packed=pack_int4(nibbles.reshape(rows, inputs)),
-        scales=scales.T,
-        zeros=zeros.T.astype(jnp.uint8) if asymmetric else None,
-    )
+    nibbles = jnp.clip(jnp.round(grouped / scales[..., None]) + zeros, 0, 15)
+    kept_zeros = zeros[..., 0].T.astype(jnp.uint8) if asymmetric else None
+    return Int4Weight(pack_int4(nibbles.reshape(weight.shape)), scales.T, kept_zeros)
 
 
 @functools.partial(jax.jit, static_argnames="per_tensor")
@@ -209,7 +197,7 @@ def quantize_fp8(weight: jax.Array, *, per_tensor: bool = False) -> Fp8Weight:
     Raises:
         KernelError: not a matrix of floating-point numbers.
     """
-    wide = _check_matrix(weight)
+    wide = _by_group(weight)[:, 0]
     scale = _nonzero(jnp.abs(wide).max(axis=None if per_tensor else 1) / FP8_MAX)
     # division may round the largest value up past 448, which converts to NaN
     scaled = jnp.clip(wide / (scale if per_tensor else scale[:, None]), -FP8_MAX, FP8_MAX)
@@ -219,17 +207,17 @@ def quantize_fp8(weight: jax.Array, *, per_tensor: bool = False) -> Fp8Weight:
 @functools.partial(jax.jit, static_argnames="inputs")
 def dequantize(weight: QuantizedWeight, inputs: int) -> jax.Array:
     """The matrix float32[N, inputs] that a quantised weight stands for."""
-    if not isinstance(weight, Int4Weight):
-        wide, scale = weight.values.astype(jnp.float32), weight.scale
-        if scale.ndim == 2:
-            return (wide.reshape(*scale.T.shape, -1) * scale.T[..., None]).reshape(wide.shape)
-        return wide * scale.reshape(-1, 1)
-    rows = weight.packed.shape[0]
-    nibbles = unpack_int4(weight.packed, inputs).reshape(rows, weight.scales.shape[0], -1)
-    zeros = (
-        jnp.float32(SYMMETRIC_ZERO)
-        if weight.zeros is None
-        else weight.zeros.T[..., None].astype(jnp.float32)
-    )
-    values = (nibbles.astype(jnp.float32) - zeros) * weight.scales.T[..., None]
-    return values.reshape(rows, inputs)
+    return dequantized(weight[0], *group_scales(weight), inputs)
+
+
+def dequantized(
+    stored: jax.Array, scales: jax.Array, zeros: jax.Array | None, inputs: int
+) -> jax.Array:
+    """The same of elements [N, ...] with scales and zeros [groups, N]."""
+    is_int4 = stored.dtype == jnp.uint16
+    elements = unpack_int4(stored, inputs) if is_int4 else stored
+    wide = elements.astype(jnp.float32).reshape(*scales.T.shape, -1)
+    if is_int4:
+        zero: Any = SYMMETRIC_ZERO if zeros is None else zeros.T[..., None].astype(jnp.float32)
+        wide = wide - zero
+    return (wide * scales.T[..., None]).reshape(len(stored), inputs)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backends.mosaic_gpu import HopperMatmulTuning
 from pallas_kernels.errors import KernelError
 from pallas_kernels.hopper.registers import RegisterSplit
 from pallas_kernels.multiprocessors import multiprocessors
-from pallas_kernels.quantized_matmul.formats import (
-    BLOCK,
-    NIBBLES,
-    Int4Weight,
-    QuantizedWeight,
-    group_of,
-    outputs_of,
-)
-from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
+from pallas_kernels.quantized_matmul.formats import BLOCK, NIBBLES, PIECE
+from pallas_kernels.quantized_matmul.operands import Operands
+from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits
 
 CHANNELS = 64  # output channels of a warpgroup: the rows of wgmma
 CONSUMERS = 2
@@ -80,99 +75,106 @@ class Plan:
     @property
     def registers(self) -> RegisterSplit | None:
         """The split where sums of a group and the total would fill a consumer's registers."""
-        return (
-            RegisterSplit(CONSUMERS, 232, 40) if self.groups > 0 and self.tile_rows > 16 else None
-        )
+        few = self.tile_rows <= 16
+        return None if few or not self.groups else RegisterSplit(CONSUMERS, 232, 40)
 
     @property
     def converts(self) -> bool:
         """Whether weights are converted before they are multiplied."""
         return self.stored != self.operand
 
-    def fits(self, result_bytes: int) -> bool:
-        """Whether a GPU runs it with result elements of so many bytes: registers left aside."""
-        scales = self.stages * max(self.groups, 1) * TILE_CHANNELS
-        buffers = (
-            self.stages * self.tile_rows * self.width * self.operand.itemsize,
-            self.stages * TILE_CHANNELS * STORED_BYTES,
-            scales * 4,
-            scales,  # zeros
-            TILE_CHANNELS * ROW_MULTIPLE * self.operand.itemsize,  # for the interpreter
-            TILE_CHANNELS * self.tile_rows * result_bytes,
+    @property
+    def columns(self) -> int:
+        """Stored elements of a row and stage."""
+        return STORED_BYTES // self.stored.itemsize
+
+    def buffers(self, result: Any) -> tuple[tuple[tuple[int, ...], Any, int | None], ...]:
+        """Shared memory for a type of the result: shapes, types and, of what is in tiles, columns.
+
+        Stages of x, of stored weights, of scales and of zeros; what the interpreter multiplies; and
+        the result.
+        """
+        scales = (self.stages, max(self.groups, 1), TILE_CHANNELS)
+        staging = 64
+        if self.staged:
+            staging = min(self.group or PIECE, PIECE) if self.pieces > 1 else self.width
+        return (
+            (
+                (self.stages, self.tile_rows, self.width),
+                self.operand,
+                min(self.group or self.width, self.width),
+            ),
+            ((self.stages, TILE_CHANNELS, self.columns), self.stored, self.columns),
+            (scales, jnp.float32, None),
+            (scales, jnp.uint8, None),
+            ((CONSUMERS, CHANNELS if self.staged else 8, staging), self.operand, staging),
+            ((CONSUMERS, self.tile_rows, CHANNELS), result, CHANNELS),
         )
+
+    def fits(self, result: Any) -> bool:
+        """Whether a GPU runs it with results of a type: registers left aside."""
         barriers = 2 * 8 * self.stages
-        total = sum(-(-size // BUFFER_BYTES) * BUFFER_BYTES for size in buffers) + barriers
+        sizes = [
+            math.prod(shape) * jnp.dtype(kind).itemsize
+            for shape, kind, _ in replace(self, staged=False).buffers(result)
+        ]
+        total = sum(-(-size // BUFFER_BYTES) * BUFFER_BYTES for size in sizes) + barriers
         return self.tile_rows <= WGMMA_ROWS and total <= BLOCK_BYTES
 
 
-def plan_of(
-    x: jax.Array,
-    weight: QuantizedWeight,
-    tuning: HopperMatmulTuning | None,
-    staged: bool,
-) -> Plan:
+def plan_of(operands: Operands, tuning: HopperMatmulTuning | None, staged: bool) -> Plan:
     """The choices for x [M, K], rounded to 8 bits or not, and a weight [N, K]."""
-    rows, inputs = x.shape
-    is_int4 = isinstance(weight, Int4Weight)
-    group = group_of(weight, inputs)
-    stored = jnp.dtype(weight[0].dtype)
-    operand = jnp.dtype(x.dtype)
-    width = BLOCK if is_int4 else STORED_BYTES
-    default = INT4_TILE_ROWS if is_int4 or group < inputs else MAX_TILE_ROWS
-    default = SMALL_GROUP_TILE_ROWS.get(group, default)
+    rows, inputs = operands.rows.shape
+    group, operand = operands.group, jnp.dtype(operands.rows.dtype)
+    width = BLOCK if operands.is_int4 else STORED_BYTES
+    default = INT4_TILE_ROWS if operands.is_int4 or group else MAX_TILE_ROWS
+    default = SMALL_GROUP_TILE_ROWS.get(group or inputs, default)
     # tiles of one size, as small as their number allows
     row_tiles = -(-rows // (tuning.tile_m if tuning else default))
     tile_rows = -(-rows // (row_tiles * ROW_MULTIPLE)) * ROW_MULTIPLE
     stage_bytes = TILE_CHANNELS * STORED_BYTES + tile_rows * width * operand.itemsize
     # a float32 scale and a zero of one byte; one group where one scale serves a row
-    stage_bytes += -(-width // group) * TILE_CHANNELS * 5
+    stage_bytes += -(-width // (group or inputs)) * TILE_CHANNELS * 5
     # half of the memory for few rows: a second block on the same multiprocessor hides latency
     result_bytes = tile_rows * TILE_CHANNELS * 4
     budget = SHARED_BYTES // (2 if tile_rows <= 16 else 1) - result_bytes
     stages = tuning.stages if tuning else max(2, min(6, budget // stage_bytes))
-    steps = -(-inputs // width)
-    outputs = outputs_of(weight)
-    tiling = Tiling(
-        rows=row_tiles * tile_rows,
-        outputs=outputs,
-        tiles=row_tiles * -(-outputs // TILE_CHANNELS),
-        steps=steps,
-        step_bytes=step_bytes(
-            tile_rows, TILE_CHANNELS, width, TILE_CHANNELS * STORED_BYTES, operand.itemsize
-        ),
+    tiling = Tiling.of(
+        (row_tiles * tile_rows, operands.outputs, inputs),
+        (tile_rows, TILE_CHANNELS, width),
+        TILE_CHANNELS * STORED_BYTES,
+        operand.itemsize,
     )
     splits = tuning.splits if tuning else None
     return Plan(
         tile_rows=tile_rows,
         stages=stages,
         splits=splits or number_of_splits(tiling, multiprocessors()),
-        steps=steps,
+        steps=tiling.steps,
         width=width,
-        group=group if group < inputs else None,
-        stored=stored,
+        group=group,
+        stored=jnp.dtype(operands.stored.dtype),
         operand=operand,
-        accumulator=jnp.int32 if operand == jnp.int8 else jnp.float32,
+        accumulator=operands.sum_type,
         ragged=inputs % width != 0,
         staged=staged,
     )
 
 
-def require_fit(plan: Plan, tuning: HopperMatmulTuning, result_bytes: int) -> None:
-    """Refuses a tuning with tiles or stages too large for these operands.
+def require_fit(plan: Plan, tuning: HopperMatmulTuning, result: Any) -> None:
+    """Refuses a tuning with tiles or stages too large for these operands and type of the result.
 
     Raises:
         KernelError: names the field that is to be smaller, and what it may be.
     """
-    if plan.fits(result_bytes):
+    if plan.fits(result):
         return
     one = replace(plan, stages=1)
-    if not one.fits(result_bytes):
+    if not one.fits(result):
         rows = range(ROW_MULTIPLE, WGMMA_ROWS + 1, ROW_MULTIPLE)
-        most = max(r for r in rows if replace(one, tile_rows=r).fits(result_bytes))
+        most = max(r for r in rows if replace(one, tile_rows=r).fits(result))
         raise KernelError("tuning.tile_m", tuning.tile_m, f"at most {most} for these operands")
-    most = 1
-    while replace(plan, stages=most + 1).fits(result_bytes):
-        most += 1
+    most = next(n for n in itertools.count(1) if not replace(plan, stages=n + 1).fits(result))
     raise KernelError(
         "tuning.stages", plan.stages, f"at most {most} with tiles of {plan.tile_rows} rows"
     )

@@ -10,7 +10,7 @@ meanwhile, so the choice needs no clock rate and no bandwidth:
 
 A multiprocessor has its share of the memory's bandwidth, so the chip could have moved `bytes of a
 step * multiprocessors` in the time that one of them takes for a step. Where a step is bound by
-something else, its bytes are as many as pass in that time (`step_bytes`).
+something else, its bytes are as many as pass in that time (`Tiling.of`).
 """
 
 from __future__ import annotations
@@ -48,27 +48,36 @@ class Tiling:
     steps: int
     step_bytes: float
 
+    @staticmethod
+    def of(
+        sizes: tuple[int, int, int], tile: tuple[int, int, int], stored: int, element: int
+    ) -> Tiling:
+        """The division into tiles of one size.
+
+        The stored weights come from memory, x from the cache, and the products have a rate: the
+        slowest of these decides what a step takes.
+
+        Args:
+            sizes: rows, outputs and inputs of the product.
+            tile: rows and outputs of a tile of the result, and inputs of a step.
+            stored: bytes of the weights of a step.
+            element: bytes of an element of x.
+        """
+        (rows, outputs, inputs), (tile_rows, tile_outputs, width) = sizes, tile
+        brought = stored + tile_rows * width * element
+        flops = 2 * tile_rows * tile_outputs * width
+        return Tiling(
+            rows=rows,
+            outputs=outputs,
+            tiles=-(-rows // tile_rows) * -(-outputs // tile_outputs),
+            steps=-(-inputs // width),
+            step_bytes=max(stored, brought / CACHE_OVER_MEMORY, flops / FLOPS_A_BYTE),
+        )
+
     @property
     def part_bytes(self) -> int:
         """Of one float32 result."""
         return 4 * self.rows * self.outputs
-
-
-def step_bytes(tile_rows: int, tile_channels: int, width: int, stored: int, element: int) -> float:
-    """Bytes that the memory gives to a multiprocessor while a tile takes a step.
-
-    The stored weights come from memory, x from the cache, and the products have a rate: the slowest
-    of these decides.
-
-    Args:
-        tile_rows, tile_channels: size of a tile of the result.
-        width: inputs of a step.
-        stored: bytes of the weights of a step.
-        element: bytes of an element of x.
-    """
-    brought = stored + tile_rows * width * element
-    flops = 2 * tile_rows * tile_channels * width
-    return max(stored, brought / CACHE_OVER_MEMORY, flops / FLOPS_A_BYTE)
 
 
 def cost(tiling: Tiling, splits: int, multiprocessors: int) -> float:

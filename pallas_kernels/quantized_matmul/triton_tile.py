@@ -6,63 +6,22 @@ multiplies on the tensor cores; where x is of 8-bit integers both stay integers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.quantized_matmul.formats import (
-    BLOCK,
-    NIBBLES,
-    PIECE,
-    SYMMETRIC_ZERO,
-    Fp8Weight,
-    Int4Weight,
-    Int8Weight,
-)
+from pallas_kernels.quantized_matmul.formats import NIBBLES, PIECE, SYMMETRIC_ZERO
+from pallas_kernels.quantized_matmul.operands import Operands
 
 
-@dataclass(frozen=True, slots=True)
-class TileFormat:
-    """The static facts of a weight's elements.
-
-    Attributes:
-        width: inputs of a step.
-        kind: "int4", "int8", "fp8", or "float" for elements in the type of x.
-        group: inputs that share a scale, of e4m3 a multiple of the width; None when one scale
-            serves a row.
-    """
-
-    width: int
-    kind: str
-    group: int | None = None
-
-
-class TileOperands(NamedTuple):
-    """References to the operands of a product with one of E matrices.
-
-    Attributes:
-        x: [M, K].
-        weight: [E, N, K] or uint16[E, N, K / 4].
-        scales: float32[groups, E, N]; not read where elements are in the type of x.
-        zeros: uint8[groups, E, N] of 4-bit weights that have zero points of their own; else None.
-        row_scale: float32[1, M] of rounded rows; else None.
-    """
-
-    x: Any
-    weight: Any
-    scales: Any
-    zeros: Any
-    row_scale: Any
-
-
-def kind_of(weight: object) -> str:
-    """The kind of a weight's elements, as `TileFormat` has it."""
-    kinds = {Int4Weight: "int4", Int8Weight: "int8", Fp8Weight: "fp8"}
-    return kinds.get(type(weight), "float")
+def for_triton(operands: Operands) -> Operands:
+    """e4m3 elements as their bits: Ampere has no conversion from them, and Triton no such type."""
+    if operands.stored.dtype != jnp.float8_e4m3fn:
+        return operands
+    return operands._replace(stored=lax.bitcast_convert_type(operands.stored, jnp.uint8))
 
 
 def _from_fp8(stored: jax.Array, dtype: Any) -> jax.Array:
@@ -73,22 +32,29 @@ def _from_fp8(stored: jax.Array, dtype: Any) -> jax.Array:
     return (half.astype(jnp.float32) * 256.0).astype(dtype)
 
 
-def _matrix(ref: Any, first: Any, rows: jax.Array, counted: jax.Array, columns: jax.Array) -> Any:
-    """A tile by the indices of its rows and columns, zero where they are beyond the ends.
+def tile_of(
+    ref: Any, first: Any, rows: jax.Array, counted: jax.Array, columns: jax.Array
+) -> tuple[Any, jax.Array]:
+    """A tile by the indices of its rows and columns, and a mask of what is not beyond the ends.
 
     `first`: the index of a matrix; None: the reference is one.
     """
-    mask = counted[:, None] & (columns < ref.shape[-1])[None, :]
     shape = (rows.shape[0], columns.shape[0])
     index = [lax.broadcast_in_dim(rows, shape, [0]), lax.broadcast_in_dim(columns, shape, [1])]
     if first is not None:
         index = [jnp.full(shape, first, jnp.int32), *index]
-    return plt.load(ref.at[tuple(index)], mask=mask, other=0)
+    return ref.at[tuple(index)], counted[:, None] & (columns < ref.shape[-1])[None, :]
+
+
+def _load(*place: Any) -> Any:
+    """The numbers of `tile_of`, zero beyond the ends."""
+    view, mask = tile_of(*place)
+    return plt.load(view, mask=mask, other=0)
 
 
 def tile_sums(
-    refs: TileOperands,
-    form: TileFormat,
+    refs: Operands,
+    width: int,
     *,
     matrix: Any,
     rows: jax.Array,
@@ -99,96 +65,76 @@ def tile_sums(
     """Tiles float32[rows, channels] of x @ weight[matrix].T, with their scales.
 
     Args:
-        refs: the operands.
-        form: the weight's format.
+        refs: the operands, with a weight [E, N, K], as `for_triton` has them.
+        width: inputs of a step; divides a group of 8-bit elements, and is a block of packed ones.
         matrix: int32[], which weight.
         rows: int32[R], rows of x.
         counted: bool[R], whether the row is read.
         channels: int32[C] of each tile; what is beyond the weight's end gives zeros.
         steps: the first step and that behind the last.
     """
-    ends = refs.weight.shape[1]
-    inside = [chosen < ends for chosen in channels]
+    group, kind, is_int4 = refs.group, refs.rows.dtype, refs.is_int4
+    inside = [chosen < refs.outputs for chosen in channels]
     shapes = [(rows.shape[0], chosen.shape[0]) for chosen in channels]
-    integers = refs.x.dtype == jnp.int8
-    sum_type = jnp.int32 if integers else jnp.float32
+    pieces, size = (NIBBLES, min(group or PIECE, PIECE)) if is_int4 else (1, width)
+    # sums of a group wait for its scale, and those of packed elements for the end of a step
+    waits = is_int4 or group is not None
 
-    def product(x: jax.Array, weights: jax.Array) -> jax.Array:
-        return lax.dot_general(
-            x,
-            weights.T,
-            (((1,), (0,)), ((), ())),
-            precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-            preferred_element_type=sum_type,
-        )
-
-    def by_channel(ref: Any, group: Any, tile: int) -> jax.Array:
+    def by_channel(ref: Any, place: Any, tile: int) -> jax.Array:
         """Scales or zeros of a tile's channels; zeros behind the last group."""
-        groups = ref.shape[0]
-        mask = inside[tile] & (group < groups)
-        index = (jnp.minimum(group, groups - 1), matrix, channels[tile])
+        mask = inside[tile] & (place < ref.shape[0])
+        index = (jnp.minimum(place, ref.shape[0] - 1), matrix, channels[tile])
         return plt.load(ref.at[index], mask=mask, other=0)
 
-    def whole(step: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
-        columns = step * form.width + jnp.arange(form.width)
-        x = _matrix(refs.x, None, rows, counted, columns)
-        found = []
-        for tile, (total, chosen, valid) in enumerate(zip(totals, channels, inside, strict=True)):
-            held = _matrix(refs.weight, matrix, chosen, valid, columns)
-            held = _from_fp8(held, x.dtype) if form.kind == "fp8" else held.astype(x.dtype)
-            part = product(x, held)
-            if form.group is not None:
-                scale = by_channel(refs.scales, step * form.width // form.group, tile)
-                part = part * lax.broadcast_in_dim(scale, shapes[tile], [1])
-            found.append(total + part)
-        return found
+    def scaled(total: jax.Array, place: Any, tile: int) -> jax.Array:
+        scale = by_channel(refs.scales, place, tile)
+        return total * lax.broadcast_in_dim(scale, shapes[tile], [1])
 
-    size = min(form.group or PIECE, PIECE)
+    def elements(held: jax.Array, nibble: int, place: Any, tile: int) -> jax.Array:
+        """Stored elements in the type of x."""
+        if not is_int4:
+            return _from_fp8(held, kind) if held.dtype == jnp.uint8 else held.astype(kind)
+        values = (held.astype(jnp.int32) >> (4 * nibble)) & 15
+        zero: Any = SYMMETRIC_ZERO
+        if refs.zeros is not None:
+            each = by_channel(refs.zeros, place, tile).astype(jnp.int32)
+            zero = lax.broadcast_in_dim(each, values.shape, [0])
+        return (values - zero).astype(jnp.float32).astype(kind)
 
-    def four_bits(step: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
-        totals, waiting = list(totals), [jnp.zeros(shape, jnp.float32) for shape in shapes]
-        for first in range(0, PIECE, size):
-            words = step * PIECE + first + jnp.arange(size)
+    def body(step: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+        totals = list(totals)
+        waiting = [jnp.zeros(shape, jnp.float32) for shape in shapes] if waits else totals
+        for first in range(0, width // pieces, size):
+            columns = step * (width // pieces) + first + jnp.arange(size)
             stored = [
-                _matrix(refs.weight, matrix, chosen, valid, words).astype(jnp.int32)
+                _load(refs.stored, matrix, chosen, valid, columns)
                 for chosen, valid in zip(channels, inside, strict=True)
             ]
-            for nibble in range(NIBBLES):
-                column = step * BLOCK + nibble * PIECE + first
-                x = _matrix(refs.x, None, rows, counted, column + jnp.arange(size))
-                group = column // form.group if form.group else 0
-                is_last = form.group and (nibble + 1) * PIECE % form.group == 0
+            for nibble in range(pieces):
+                column = step * width + nibble * PIECE + first
+                x = _load(refs.rows, None, rows, counted, column + jnp.arange(size))
+                place = column // group if group else 0
                 for tile, held in enumerate(stored):
-                    values = (held >> (4 * nibble)) & 15
-                    zero: Any = SYMMETRIC_ZERO
-                    if refs.zeros is not None:
-                        each = by_channel(refs.zeros, group, tile).astype(jnp.int32)
-                        zero = lax.broadcast_in_dim(each, values.shape, [0])
-                    elements = (values - zero).astype(jnp.float32).astype(x.dtype)
-                    waiting[tile] += product(x, elements)
-                    if is_last:
-                        scale = by_channel(refs.scales, group, tile)
-                        totals[tile] += waiting[tile] * lax.broadcast_in_dim(
-                            scale, shapes[tile], [1]
-                        )
+                    waiting[tile] += lax.dot_general(
+                        x,
+                        elements(held, nibble, place, tile).T,
+                        (((1,), (0,)), ((), ())),
+                        precision=lax.Precision.HIGHEST if kind == jnp.float32 else None,
+                        preferred_element_type=refs.sum_type,
+                    )
+                    if group and (not is_int4 or (nibble + 1) * PIECE % group == 0):
+                        totals[tile] += scaled(waiting[tile], place, tile)
                         waiting[tile] = jnp.zeros(shapes[tile], jnp.float32)
-        if form.group is None:
+        if waits and group is None:
             return [total + rest for total, rest in zip(totals, waiting, strict=True)]
         return totals
 
-    body = four_bits if form.kind == "int4" else whole
     begin, end = steps
-    sums = lax.fori_loop(begin, end, body, [jnp.zeros(shape, sum_type) for shape in shapes])
+    sums = lax.fori_loop(begin, end, body, [jnp.zeros(shape, refs.sum_type) for shape in shapes])
     found = [total.astype(jnp.float32) for total in sums]
-    if form.group is None and form.kind != "float":
-        found = [
-            total * lax.broadcast_in_dim(by_channel(refs.scales, 0, tile), shapes[tile], [1])
-            for tile, total in enumerate(found)
-        ]
+    if group is None and refs.scales is not None:
+        found = [scaled(total, 0, tile) for tile, total in enumerate(found)]
     if refs.row_scale is not None:
-        scale = plt.load(refs.row_scale.at[0, rows], mask=counted, other=0)
-        found = [
-            total * lax.broadcast_in_dim(scale, shape, [0])
-            for total, shape in zip(found, shapes, strict=True)
-        ]
+        scale = plt.load(refs.row_scale.at[rows], mask=counted, other=0)[:, None]
+        found = [total * scale for total in found]
     return found

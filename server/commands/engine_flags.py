@@ -21,6 +21,8 @@ SERVER_QUEUE = {
     "max_media_bytes": 2**32,
 }
 
+PICTURES = "bundled-picture"  # in the place of a folder: the bundled model that reads pictures
+
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """`MODEL` or `--model MODEL`; the bundled model when neither is given."""
@@ -29,7 +31,8 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="MODEL",
         help="folder with a Hugging Face config.json, safetensors and tokenizer, or the id of a "
-        "model on the hub (default: the small model that comes with jaxserve)",
+        "model on the hub (default: the small model that comes with jaxserve; "
+        f"{PICTURES}: the one that comes along and reads pictures)",
     )
     parser.add_argument("--model", metavar="MODEL", help="the same as a flag")
     # that of a --config file
@@ -63,9 +66,10 @@ def engine_config(args: argparse.Namespace, path: str | None = None) -> EngineCo
     given = {k: v for k, v in vars(args).items() if k in settings_of(EngineConfig)}
     given["model"] = path
     served = tuple(given.get("served_model_name") or ())
-    if not served and not any((args.model_path, args.model, args.default_model)):
-        # The bundled model is known by its name, not by where it was installed.
-        served = (Path(path).name,)
+    asked = args.model_path or args.model or args.default_model
+    if not served and asked in (None, "", PICTURES):
+        # A bundled model is known by its name, not by where it was installed.
+        served = (asked or Path(path).name,)
     given["served_model_name"] = served
     return EngineConfig(**given)
 
@@ -88,11 +92,13 @@ def model_path(args: argparse.Namespace) -> str:
     if len(chosen) > 1:
         raise ValidationError("--model", args.model, f"not together with MODEL={args.model_path}")
     chosen = chosen or {args.default_model} - {None}
-    if not chosen:
-        from checkpoints import bundled_model_path
+    from checkpoints import bundled_model_path, bundled_picture_model_path
 
+    if not chosen:
         return str(bundled_model_path())
     path = str(chosen.pop())
+    if path == PICTURES:
+        return str(bundled_picture_model_path())
     from checkpoints.gguf import is_gguf
     from jaxserve.loading.hub import is_hub_id
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import socket
 from typing import Any, NamedTuple
 
 from jaxserve.config.engine_config import EngineConfig, Isolation
@@ -27,6 +28,8 @@ from server.commands.socket_flags import add_socket_flags, check_socket_flags
 from server.commands.surface_flags import add_surface_flags, options
 from server.commands.vllm_flags import add_vllm_flags, check_vllm_flags
 from server.protocol.body_errors import renamed
+
+MOST_FRONTS = 64  # each takes 90 MB
 
 
 def register(subparsers: Any) -> None:
@@ -113,6 +116,15 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         help="after SIGTERM running requests get so long to finish (default: %(default)g)",
     )
     add(
+        "--api-server-count",
+        "-asc",
+        type=integer,
+        default=1,
+        metavar="N",
+        help="processes that answer HTTP on the one port, before the one engine (default: 1, which "
+        "is the server's own)",
+    )
+    add(
         "--num-workers",
         type=integer,
         metavar="N",
@@ -166,8 +178,21 @@ def asked_for(args: argparse.Namespace) -> Asked:
     return Asked(config, told, isolation)
 
 
+def _check_fronts(args: argparse.Namespace) -> None:
+    """Raises ValidationError for a number of fronts that cannot be."""
+    count, allowed = args.api_server_count, Integer(1, MOST_FRONTS)
+    allowed.checked("--api-server-count", count)
+    if count > 1 and not args.isolate_engine:
+        where = "1 with --no-isolate-engine, where the engine is in the process that answers"
+        raise ValidationError("--api-server-count", count, where)
+    if count > 1 and not hasattr(socket, "AF_UNIX"):
+        where = "1 here: the system lets no process hand its socket to others"
+        raise ValidationError("--api-server-count", count, where)
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
+    _check_fronts(args)
     config, told, isolation = asked_for(args)
     if args.num_workers is not None:
         Integer(1).checked("--num-workers", args.num_workers)

@@ -18,7 +18,7 @@ _SWITCHES = {
         "tell in usage how many prompt tokens the prefix cache had, which tells one client what "
         "others have asked",
     ),
-    "--enable-force-include-usage": ("includes_usage", "end every stream with its usage"),
+    "--enable-force-include-usage": ("includes_usage", "tell usage in every chunk of a stream"),
     "--return-tokens-as-token-ids": (
         "shows_token_ids",
         "name tokens in logprobs token_id:N, unless a request says otherwise",

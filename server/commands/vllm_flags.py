@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.settings import settings_of
 from jaxserve.config.vllm_arguments import (
     ARGUMENTS,
     add_vllm_flag,
@@ -39,10 +41,11 @@ def check_vllm_flags(args: argparse.Namespace) -> None:
     Raises:
         ValidationError: names the first flag that asks for what jaxserve does not do.
     """
+    own = settings_of(EngineConfig)
     given = {
         dest.removeprefix("vllm:"): value
         for dest, value in vars(args).items()
-        if dest.startswith("vllm:") and value is not None
+        if value is not None and (dest.startswith("vllm:") or dest in own)
     }
     with renamed(lambda name: "--" + name.replace("_", "-")):
         said = own_settings(given, _ALL)

@@ -16,7 +16,10 @@ from server.commands.config_file import with_settings
 from server.commands.nested_config import NESTED
 
 # Flags of what Ray has in jaxserve's place: the socket, and the end of a replica.
-OF_RAY = ("config", "host", "port", "uds", "shutdown_timeout", "record_trace", "num_workers")
+OF_RAY = (
+    *("config", "host", "port", "uds", "shutdown_timeout", "record_trace", "num_workers"),
+    "api_server_count",
+)
 OF_MODEL = (
     "model",
     "default_model",

@@ -116,7 +116,7 @@ class Answering:
 
     def keep(self, body: bytes, let_go: Callable[[], Awaitable[None]]) -> None:
         """Keep the request for replicas; `let_go` is called once it is kept no more."""
-        self.asked, self._let_go = Forwarded(_plain(self._scope), body), let_go
+        self.asked, self._let_go = Forwarded(plain(self._scope), body), let_go
 
     async def send(self, message: Message) -> None:
         """Send the next message on."""
@@ -169,22 +169,29 @@ def as_client_error(error: Exception) -> ApiError:
     return ApiError(500, f"internal error: {shown(type(error).__name__)}")
 
 
-async def messages_of(app: ASGIApp, asked: Forwarded) -> AsyncGenerator[Message, None]:
-    """The messages of an application's answer; closing this is the client's leaving."""
+async def messages_of(
+    app: ASGIApp, asked: Forwarded, state: dict[str, Any] | None = None
+) -> AsyncGenerator[Message, None]:
+    """The messages of an application's answer; closing this is the client's leaving.
+
+    Args:
+        app: answers.
+        asked: the request, which is not kept: the application has its body.
+        state: of the request's scope; None: an empty one.
+    """
     queue = asyncio.Queue[Message | None](1)
     forever = asyncio.Event()
-    sent = False
+    scope, bodies = asked.scope | {"state": state or {}}, [asked.body]
+    del asked
 
     async def receive() -> Message:
-        nonlocal sent
-        if sent:
+        if not bodies:
             await forever.wait()  # a client that leaves cancels
-        sent = True
-        return {"type": "http.request", "body": asked.body, "more_body": False}
+        return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
     async def run() -> None:
         try:
-            await app(asked.scope | {"state": {}}, receive, queue.put)
+            await app(scope, receive, queue.put)
         except Exception:
             await queue.put(None)
             raise
@@ -208,7 +215,7 @@ def _is_lost(error: Exception) -> bool:
     return isinstance(error, (RayActorError, ReplicaUnavailableError))
 
 
-def _plain(scope: Scope) -> dict[str, Any]:
+def plain(scope: Scope) -> dict[str, Any]:
     """What of a scope can be sent to another process."""
     names = (
         *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path"),

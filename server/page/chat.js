@@ -4,6 +4,7 @@ import { ApiError, address, ask, events, getKey } from "./api.js";
 import { Conversations } from "./conversations.js";
 import { $, SpokenText, announce, duration, h, shown, tabs } from "./dom.js";
 import { markdown } from "./markdown.js";
+import { Pictures, content, shortened, views } from "./pictures.js";
 import { Sampling } from "./sampling.js";
 import { curl, python } from "./snippets.js";
 import { TokenReader, appendTokens, markEnd, tokenBox } from "./tokens.js";
@@ -18,6 +19,7 @@ export class Chat {
     this.spoken = new SpokenText();
     this.store = new Conversations();
     this.sampling = new Sampling($("settings"));
+    this.pictures = new Pictures($("pictures"), $("chat"), $("prompt"), toast, () => this.store.numImages, () => this.showReady());
     this.titles = new Map(); // id of a request -> title of its conversation, for the engine's view
     $("show-logprobs").checked = localStorage.getItem(LOGPROBS) === "yes";
     this.bindControls();
@@ -29,8 +31,15 @@ export class Chat {
     this.facts = facts;
     this.sampling.bind(facts);
     $("show-logprobs").disabled = !facts.max_logprobs;
-    $("prompt").placeholder = facts.chat ? "Ask something" : "Begin a text: this model has no chat template";
-    $("send").disabled = false;
+    this.pictures.bind(facts.chat ? facts.images : 0);
+    const ask = facts.images ? "Ask something; images can be pasted or dropped" : "Ask something";
+    $("prompt").placeholder = facts.chat ? ask : "Begin a text: this model has no chat template";
+    this.showReady();
+  }
+
+  /** A message can be sent once the server is known and no picture is being read. */
+  showReady() {
+    $("send").disabled = !this.facts || this.pictures.reading > 0;
   }
 
   bindControls() {
@@ -129,11 +138,12 @@ export class Chat {
   // -- asking ---------------------------------------------------------------------------------
 
   send(text = $("prompt").value) {
-    if (this.running || !this.facts || !text.trim()) return;
+    if (this.running || !this.facts || this.pictures.reading || !(text.trim() || this.pictures.urls.length)) return;
     const { current } = this.store;
     if (!this.readFields()) return;
-    current.title ||= text.trim().slice(0, 60);
-    current.messages.push({ role: "user", content: text });
+    current.title ||= text.trim().slice(0, 60) || "An image";
+    const images = this.pictures.taken();
+    current.messages.push({ role: "user", content: text, ...(images.length ? { images } : {}) });
     $("prompt").value = "";
     fit($("prompt"));
     this.answer();
@@ -144,6 +154,19 @@ export class Chat {
     if (this.running || !this.readFields()) return;
     if (messages.at(-1)?.role === "assistant") messages.pop();
     this.answer();
+  }
+
+  /** Take the images out of a message, and it with its answer where it has nothing else. */
+  dropImages(message) {
+    const { messages } = this.store.current;
+    if (this.running) return;
+    delete message.images;
+    const place = messages.indexOf(message);
+    if (!message.content.trim()) messages.splice(place, messages[place + 1]?.role === "assistant" ? 2 : 1);
+    this.store.save();
+    this.showMessages();
+    announce("Images removed");
+    $("prompt").focus();
   }
 
   /** The parameters of the panel, or null when one of them is wrong, which the user is told. */
@@ -163,7 +186,7 @@ export class Chat {
     const body = { model: facts.models[0] };
     if (facts.chat) {
       const { system } = this.store.current;
-      body.messages = messages.map(({ role, content }) => ({ role, content }));
+      body.messages = messages.map((one) => ({ role: one.role, content: content(one.content, one.images) }));
       if (system) body.messages.unshift({ role: "system", content: system });
     } else {
       body.prompt = messages.map((one) => one.content).join("");
@@ -237,7 +260,7 @@ export class Chat {
     scrollDown();
     const end = message.error ? `Error: ${message.error}` : message.finish === "stopped" ? "Stopped" : "End of the answer";
     this.spoken.end(end);
-    if (conversation === this.store.current && !this.store.save()) toast("The browser's storage is full: this conversation is not kept.");
+    if (conversation === this.store.current && !this.store.save()) toast("The browser's storage is full: of this conversation the images, or all, are not kept.");
     this.showList();
   }
 
@@ -265,7 +288,7 @@ export class Chat {
     const draft = $("prompt").value;
     if (draft.trim()) messages.splice(0, messages.length, ...this.store.current.messages, { role: "user", content: draft });
     if (!messages.length) messages.push({ role: "user", content: "What is 12 + 30?" });
-    const [path, body] = this.request(messages);
+    const [path, body] = this.request(shortened(messages));
     const hasKey = this.facts.has_keys || getKey() !== "";
     $("code-text").textContent = asPython ? python(address("v1"), body, hasKey) : curl(address(path), body, hasKey);
   }
@@ -315,7 +338,8 @@ class MessageView {
     const near = isNearEnd();
     this.box = null;
     if (message.role === "user") {
-      this.body.replaceChildren(h("p", { class: "plain" }, message.content));
+      this.body.replaceChildren(...views(message.images ?? []), h("p", { class: "plain" }, message.content));
+      if (message.images) this.body.append(h("button", { type: "button", class: "plain", onclick: () => this.chat.dropImages(message) }, "Remove images"));
     } else if (this.asTokens) {
       this.box = tokenBox();
       appendTokens(this.box, message.tokens);

@@ -9,6 +9,7 @@ export class Conversations {
   constructor() {
     this.index = read(INDEX, []);
     this.waiting = null;
+    this.isFull = false; // it was at the last try
     const last = localStorage.getItem(CHOSEN);
     const known = this.index.find((one) => one.id === last) ?? this.index[0];
     this.current = known ? this.load(known.id) : this.make();
@@ -46,8 +47,14 @@ export class Conversations {
     }
   }
 
+  /** Images of the current one. */
+  get numImages() {
+    return this.current.messages.reduce((sum, one) => sum + (one.images?.length ?? 0), 0);
+  }
+
   /** Write the current one soon; streams change it many times a second. */
   changed() {
+    if (this.isFull) return; // until its answer has come, or it is left
     this.waiting ??= setTimeout(() => this.save(), 1000);
   }
 
@@ -60,20 +67,27 @@ export class Conversations {
     if (!this.index.some((one) => one.id === id)) this.index.unshift({ id, title, created });
     const entry = this.index.find((one) => one.id === id);
     entry.title = title;
-    if (this.write()) return true;
+    this.isFull = !this.write(this.current);
+    if (!this.isFull) return true;
+    // images are large: without those of this one the others stay as they are
+    if (this.numImages && this.write(withoutImages(this.current))) return false;
     // log-probabilities are the most of it, and what is missed least
     for (const { id: other } of [...this.index].reverse()) {
       const one = other === id ? this.current : this.load(other);
       for (const message of one.messages) delete message.tokens;
       if (other !== id) store(ONE + other, JSON.stringify(one));
-      if (this.write()) return true;
+      if (this.write(withoutImages(this.current))) return !this.numImages;
     }
     return false;
   }
 
-  write() {
-    return store(INDEX, JSON.stringify(this.index)) && store(ONE + this.current.id, JSON.stringify(this.current)) && store(CHOSEN, this.current.id);
+  write(conversation) {
+    return store(INDEX, JSON.stringify(this.index)) && store(ONE + conversation.id, JSON.stringify(conversation)) && store(CHOSEN, conversation.id);
   }
+}
+
+function withoutImages(conversation) {
+  return { ...conversation, messages: conversation.messages.map(({ images, ...rest }) => rest) };
 }
 
 function fallbackId() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,14 +17,19 @@ from server.protocol.conversation import (
     SYSTEM,
     Conversation,
     PartCounter,
+    image_part,
+    joined,
     joined_text,
+    part_kind,
     text_of,
+    text_part,
 )
 
 _TEXTS: Mapping[str, str] = MappingProxyType({"text": "text"})
 ROLES = ("user", ASSISTANT, SYSTEM)
+_MEDIA_TYPE = re.compile("image/[a-z0-9.+-]+")
 _OF_ROLE = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     ASSISTANT: ("text", "tool_use", "thinking", "redacted_thinking"),
     SYSTEM: ("text",),
 }
@@ -63,22 +69,26 @@ def add_message(conversation: Conversation, message: Any, at: str, parts: PartCo
     if not isinstance(content, list):
         raise ValidationError(f"{at}.content", type(content).__name__, "text or a list of blocks")
     parts.count(content, f"{at}.content")
-    texts: list[str] = []
+    kinds = [one for one in _OF_ROLE[role] if one != "image" or conversation.reads_images]
+    said: list[dict[str, Any]] = []
     for place, block in enumerate(content):
         where = f"{at}.content[{place}]"
-        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-        if kind not in _OF_ROLE[role]:
-            allowed = f"one of {', '.join(_OF_ROLE[role])} in a message of the {role}"
+        kind = part_kind(block)
+        if kind not in kinds:
+            allowed = f"one of {', '.join(kinds)} in a message of the {role}"
             raise ValidationError(f"{where}.type", kind, allowed)
         if kind == "text":
-            texts.append(text_of(block.get("text"), f"{where}.text"))
+            said.append(text_part(text_of(block.get("text"), f"{where}.text")))
             continue
-        if texts and kind == "tool_use":
-            conversation.say(role, "\n".join(texts))
-            texts = []
+        if kind == "image":
+            said.append(image_part(_image_url(block.get("source"), f"{where}.source")))
+            continue
+        if said and kind == "tool_use":
+            conversation.say(role, joined(said))
+            said = []
         _add(conversation, kind, block, where, parts)
-    if texts:
-        conversation.say(role, "\n".join(texts))
+    if said:
+        conversation.say(role, joined(said))
 
 
 def _add(
@@ -100,6 +110,22 @@ def _add(
             content, kinds = block.get("content") or "", {**_TEXTS, "tool_reference": "tool_name"}
             text = _text(content, f"{at}.content", parts, kinds)
             conversation.answer(call_id, f"Error: {text}" if block.get("is_error") else text)
+
+
+def _image_url(source: Any, at: str) -> str:
+    """The address of an image, whose bytes may be in it."""
+    if not isinstance(source, dict):
+        raise ValidationError(at, type(source).__name__, "an object")
+    match source.get("type"):
+        case "url":
+            return text_of(source.get("url"), f"{at}.url")
+        case "base64":
+            kind = text_of(source.get("media_type"), f"{at}.media_type")
+            if not _MEDIA_TYPE.fullmatch(kind):
+                raise ValidationError(f"{at}.media_type", kind, "image/png, for example")
+            return f"data:{kind};base64,{text_of(source.get('data'), f'{at}.data')}"
+        case other:
+            raise ValidationError(f"{at}.type", other, "base64 or url")
 
 
 def _text(given: Any, at: str, parts: PartCounter, kinds: Mapping[str, str] = _TEXTS) -> str:

@@ -17,6 +17,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+# field -> the code by which Anthropic's clients go on without it
+_CODES = {"thread": "thread_unsupported_request"}
 
 
 def is_anthropic(path: str) -> bool:
@@ -24,6 +26,9 @@ def is_anthropic(path: str) -> bool:
     return path == PATH or path.startswith(f"{PATH}/")
 
 
-def anthropic_error(status: int, message: str) -> dict[str, Any]:
-    """The body of an error, or the data of an error event."""
-    return {"type": "error", "error": {"type": _TYPES.get(status, "api_error"), "message": message}}
+def anthropic_error(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """The body of an error of a field (`param`) or of the whole, or the data of an error event."""
+    error: dict[str, Any] = {"type": _TYPES.get(status, "api_error"), "message": message}
+    if param in _CODES:
+        error["details"] = {"error_code": _CODES[param]}
+    return {"type": "error", "error": error}

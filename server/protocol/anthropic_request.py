@@ -110,19 +110,20 @@ class CountTokensRequest(ModelRequest):
         _check_edits(self.context_management or {})
         _check_output(self.output_config or {})
 
-    def chat(self, *, merges_system: bool) -> ChatCompletionRequest:
+    def chat(self, *, merges_system: bool, reads_images: bool) -> ChatCompletionRequest:
         """The chat completion that the request asks for.
 
         Args:
             merges_system: messages of the system are at the head of the prompt, wherever they were.
+            reads_images: whether messages of the user may have images.
 
         Raises:
             ValidationError: names the field.
         """
-        return ChatCompletionRequest.model_validate(self._chat_fields(merges_system))
+        return ChatCompletionRequest.model_validate(self._chat_fields(merges_system, reads_images))
 
-    def _chat_fields(self, merges_system: bool) -> dict[str, Any]:
-        messages = self._messages()
+    def _chat_fields(self, merges_system: bool, reads_images: bool) -> dict[str, Any]:
+        messages = self._messages(reads_images)
         continues = messages[-1]["role"] == "assistant"
         if continues and "tool_calls" in messages[-1]:
             raise ValidationError("messages", "a last tool_use", "a tool_result behind it")
@@ -148,12 +149,12 @@ class CountTokensRequest(ModelRequest):
         thinks = {"enabled": {"enable_thinking": True}, "disabled": {"enable_thinking": False}}
         return {**thinks.get(str(kind), {}), **(self.chat_template_kwargs or {})}
 
-    def _messages(self) -> list[dict[str, Any]]:
+    def _messages(self, reads_images: bool) -> list[dict[str, Any]]:
         given = self.messages
         if not isinstance(given, list) or not 0 < len(given) <= MAX_MESSAGES:
             shown = f"{len(given)} messages" if isinstance(given, list) else type(given).__name__
             raise ValidationError("messages", shown, f"a list of 1 to {MAX_MESSAGES} messages")
-        conversation, parts = Conversation(), PartCounter()
+        conversation, parts = Conversation(reads_images=reads_images), PartCounter()
         for place, message in enumerate(given):
             add_message(conversation, message, f"messages[{place}]", parts)
         if not conversation.messages:
@@ -176,10 +177,10 @@ class MessagesRequest(CountTokensRequest, QueuedRequest):
     metadata: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
 
-    def _chat_fields(self, merges_system: bool) -> dict[str, Any]:
+    def _chat_fields(self, merges_system: bool, reads_images: bool) -> dict[str, Any]:
         shared = {name: getattr(self, name) for name in SHARED}
         return {
-            **super()._chat_fields(merges_system),
+            **super()._chat_fields(merges_system, reads_images),
             **{name: value for name, value in shared.items() if value is not None},
             "stream": self.stream,
             "stop": self.stop_sequences or None,

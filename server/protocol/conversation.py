@@ -12,6 +12,7 @@ from server.protocol.tool_messages import MAX_CALLS
 
 MAX_MESSAGES = 2048  # as of `messages` of a body
 SYSTEM, ASSISTANT = "system", "assistant"
+Content = str | list[dict[str, Any]]
 
 
 class Conversation:
@@ -19,16 +20,18 @@ class Conversation:
 
     Args:
         messages: those that have come before; they are not changed.
+        reads_images: whether messages of the user may have images.
 
     Attributes:
         messages: as a chat completion has them.
     """
 
-    def __init__(self, messages: Sequence[dict[str, Any]] = ()):
+    def __init__(self, messages: Sequence[dict[str, Any]] = (), *, reads_images: bool = True):
         self.messages = list(messages)
+        self.reads_images = reads_images
         self._open: dict[str, Any] | None = None  # of the assistant, to which more may belong
 
-    def say(self, role: str, text: str) -> None:
+    def say(self, role: str, text: Content) -> None:
         """A message; what the assistant has thought just before is of the same one."""
         if role == ASSISTANT:
             self._message("content", "tool_calls")["content"] = text
@@ -131,19 +134,63 @@ def joined_text(
     Raises:
         ValidationError: names what is no text, or too much.
     """
+    made = joined_parts(given, where, parts, kinds, what, allowed, {})
+    assert isinstance(made, str)
+    return made
+
+
+def joined_parts(
+    given: Any,
+    where: str,
+    parts: PartCounter,
+    kinds: Mapping[str, str],
+    what: str,
+    allowed: str,
+    images: Mapping[str, Callable[[dict[str, Any], str], str]],
+) -> Content:
+    """Like `joined_text`; where images are among the parts, parts of a chat completion.
+
+    Args:
+        images: type of a part that is an image -> what reads its address.
+    """
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
         raise ValidationError(where, type(given).__name__, f"text or a list of {what}")
     parts.count(given, where)
-    texts = []
+    made: list[dict[str, Any]] = []
     for place, part in enumerate(given):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        field = kinds.get(kind) if isinstance(kind, str) else None
-        if field is None:
-            raise ValidationError(f"{where}[{place}].type", kind, allowed)
-        texts.append(text_of(part.get(field), f"{where}[{place}].{field}"))
-    return "\n".join(texts)
+        kind, at = part_kind(part), f"{where}[{place}]"
+        if kind in images:
+            made.append(image_part(images[kind](part, at)))
+            continue
+        if kind not in kinds:
+            raise ValidationError(f"{at}.type", kind, allowed)
+        field = kinds[kind]
+        made.append(text_part(text_of(part.get(field), f"{at}.{field}")))
+    return joined(made)
+
+
+def part_kind(part: Any) -> str:
+    """The type of a part; of what is none, that of the value."""
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    return kind if isinstance(kind, str) else str(kind)
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str) -> dict[str, Any]:
+    """An image of a chat completion."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def joined(parts: list[dict[str, Any]]) -> Content:
+    """Parts, or where all are texts these joined by lines."""
+    if all("text" in part for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
 
 
 def functions_of(

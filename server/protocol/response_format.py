@@ -58,11 +58,13 @@ def of_format(given: Any) -> FormatFields | None:
         elif kind == "structural_tag":
             params = StructuredOutputsParams(structural_tag=given)
         else:
-            params = StructuredOutputsParams(json=_schema(given))
+            schema, is_strict = _schema(given)
+            params = StructuredOutputsParams(json=schema, disable_additional_properties=is_strict)
     return FormatFields(params, _FROM_FORMAT)
 
 
-def _schema(given: dict[str, Any]) -> Any:
+def _schema(given: dict[str, Any]) -> tuple[Any, bool]:
+    """The schema, and whether its objects have the properties that it names only."""
     described = given.get("json_schema")
     if not isinstance(described, dict):
         raise ValidationError(
@@ -71,4 +73,4 @@ def _schema(given: dict[str, Any]) -> Any:
     schema = described.get("schema")
     if schema is None:
         raise ValidationError("response_format.json_schema.schema", None, "a JSON schema")
-    return schema
+    return schema, described.get("strict") is True

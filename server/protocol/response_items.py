@@ -11,8 +11,10 @@ from server.protocol.conversation import (
     ASSISTANT,
     MAX_MESSAGES,
     SYSTEM,
+    Content,
     Conversation,
     PartCounter,
+    joined_parts,
     joined_text,
     text_of,
 )
@@ -20,6 +22,8 @@ from server.protocol.responses import EncodedList
 
 ROLES = {"user": "user", "assistant": ASSISTANT, "system": SYSTEM, "developer": SYSTEM}
 TEXTS = ("input_text", "output_text", "text")
+IMAGE = "input_image"
+_KINDS = {**dict.fromkeys(TEXTS, "text"), "refusal": "refusal"}
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 _PREFIXES = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 
@@ -56,7 +60,9 @@ def _add(conversation: Conversation, item: Any, at: str, parts: PartCounter) -> 
             if role is None:
                 allowed = f"one of {', '.join(ROLES)}"
                 raise ValidationError(f"{at}.role", item["role"], allowed)
-            conversation.say(role, _content(item.get("content"), f"{at}.content", parts))
+            takes_images = role == "user" and conversation.reads_images
+            read = _content_with_images if takes_images else _content
+            conversation.say(role, read(item.get("content"), f"{at}.content", parts))
         case "function_call":
             conversation.call(
                 text_of(item.get("call_id"), f"{at}.call_id"),
@@ -77,9 +83,21 @@ def _add(conversation: Conversation, item: Any, at: str, parts: PartCounter) -> 
 
 def _content(content: Any, at: str, parts: PartCounter) -> str:
     """The text of a message's content, or of what a function gave."""
-    kinds = {**dict.fromkeys(TEXTS, "text"), "refusal": "refusal"}
     allowed = f"one of {', '.join(TEXTS)}"
-    return joined_text(content, at, parts, kinds, "text parts", allowed)
+    return joined_text(content, at, parts, _KINDS, "text parts", allowed)
+
+
+def _content_with_images(content: Any, at: str, parts: PartCounter) -> Content:
+    """The content of a user's message: text, or parts with images among them."""
+    allowed = f"one of {', '.join((*TEXTS, IMAGE))}"
+    images = {IMAGE: _image_url}
+    return joined_parts(content, at, parts, _KINDS, "parts", allowed, images)
+
+
+def _image_url(part: dict[str, Any], at: str) -> str:
+    if part.get("file_id") is not None:
+        raise ValidationError(f"{at}.file_id", part["file_id"], "null: this server keeps no files")
+    return text_of(part.get("image_url"), f"{at}.image_url")
 
 
 def _thought(item: dict[str, Any], at: str, parts: PartCounter) -> str:

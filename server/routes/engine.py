@@ -28,6 +28,7 @@ async def facts(request: Request) -> Response:
         "models": [*service.model_names],
         "context": engine.max_model_len,
         "chat": is_chat,
+        "images": config.asked.max_images if service.reads_images else 0,
         "structured_outputs": constrains,
         "max_logprobs": config.asked.max_logprobs,
         "slots": engines * config.scheduler.max_num_seqs,

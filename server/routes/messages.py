@@ -18,6 +18,7 @@ from server.parts_answer import PartsAnswer, count_prompt
 from server.protocol.anthropic_blocks import block, delta
 from server.protocol.anthropic_errors import anthropic_error
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest, api_field
+from server.protocol.chat import ChatCompletionRequest
 from server.protocol.responses import dumps
 from server.service import Service
 
@@ -33,7 +34,7 @@ class Messages(PartsAnswer):
     prefix = "msg"
 
     def __init__(self, service: Service, asked: MessagesRequest, request: Request):
-        chat = asked.chat(merges_system=not service.engine.tokenizer.takes_late_system)
+        chat = _chat(service, asked)
         if service.parsers.reasoning is None:
             chat.thinking_token_budget = None  # nothing is a thought
         super().__init__(service, chat, request, api_field)
@@ -118,6 +119,11 @@ class Messages(PartsAnswer):
         return f"event: error\ndata: {dumps(data)}\n\n".encode()
 
 
+def _chat(service: Service, body: CountTokensRequest) -> ChatCompletionRequest:
+    merges = not service.engine.tokenizer.takes_late_system
+    return body.chat(merges_system=merges, reads_images=service.reads_images)
+
+
 def _event(kind: str, **fields: Any) -> bytes:
     return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n".encode()
 
@@ -128,7 +134,7 @@ async def count_tokens(request: Request) -> Response:
     service.require_ready()
     async with service.bodies.reading(request, CountTokensRequest) as body:
         body.check()
-        chat = body.chat(merges_system=not service.engine.tokenizer.takes_late_system)
+        chat = _chat(service, body)
         count = await count_prompt(service, chat, request, api_field)
     counted: dict[str, Any] = {"input_tokens": count}
     if body.context_management is not None:

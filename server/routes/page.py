@@ -26,7 +26,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' data:",  # those that go along with a message
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

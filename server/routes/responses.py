@@ -59,7 +59,7 @@ class Responses(PartsAnswer):
 
     def __init__(self, service: Service, asked: ResponsesRequest, request: Request):
         earlier = _earlier(service, asked.previous_response_id, request)
-        messages = _messages(earlier, asked.input)
+        messages = _messages(service, earlier, asked.input)
         super().__init__(service, asked.chat(messages), request, api_field)
         self._asked, self._messages = asked, messages
         self._echoed: Echo
@@ -378,9 +378,9 @@ def _earlier(service: Service, name: str | None, request: Request) -> bytes:
     return kept.messages
 
 
-def _messages(earlier: bytes, items: Any) -> list[dict[str, Any]]:
+def _messages(service: Service, earlier: bytes, items: Any) -> list[dict[str, Any]]:
     """The conversation that a request goes on with. Raises ValidationError."""
-    conversation = Conversation(json.loads(earlier))
+    conversation = Conversation(json.loads(earlier), reads_images=service.reads_images)
     add_items(conversation, items)
     return conversation.messages
 
@@ -392,7 +392,7 @@ async def count_input_tokens(request: Request) -> Response:
     async with service.bodies.reading(request, InputTokensRequest) as body:
         body.check()
         earlier = _earlier(service, body.previous_response_id, request)
-        chat = body.chat(_messages(earlier, body.input or []))
+        chat = body.chat(_messages(service, earlier, body.input or []))
         count = await count_prompt(service, chat, request, api_field)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 

@@ -55,7 +55,11 @@ class Oracle:
 
     def _processed(self, images: list[Image.Image]) -> dict[str, torch.Tensor]:
         made = self._processor(images=images, return_tensors="np")
-        return {name: torch.tensor(np.asarray(value)) for name, value in made.items()}
+        return {
+            name: torch.tensor(np.asarray(value))
+            for name, value in made.items()
+            if name != "num_crops"
+        }
 
     def _inputs(self, tokens: list[int], images: list[Image.Image]) -> dict[str, Any]:
         places = (self.places(image) for image in images)
@@ -67,9 +71,16 @@ class Oracle:
         found = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
         if images:
             found |= self._processed(images)
-        if "image_grid_thw" in found:
-            found["mm_token_type_ids"] = (found["input_ids"] == self.token).int()
+        self._mark(found)
         return found
+
+    def _mark(self, inputs: dict[str, Any]) -> None:
+        """Say which tokens are of images, to models that ask."""
+        kinds = (inputs["input_ids"] == self.token).int()
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = kinds
+        if self.model.config.model_type == "gemma3":
+            inputs["token_type_ids"] = kinds
 
     def logprob(
         self, tokens: list[int], images: list[Image.Image], continuation: list[int]
@@ -78,8 +89,7 @@ class Oracle:
         inputs = self._inputs(tokens, images)
         whole = torch.cat([inputs["input_ids"], torch.tensor([continuation])], 1)
         inputs |= {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
-        if "mm_token_type_ids" in inputs:
-            inputs["mm_token_type_ids"] = (whole == self.token).int()
+        self._mark(inputs)
         with torch.no_grad():
             logits = self.model(**inputs).logits[0, -len(continuation) - 1 : -1].double()
         scores = torch.log_softmax(logits, dim=-1)

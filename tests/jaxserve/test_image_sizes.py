@@ -14,7 +14,7 @@ from tests.jaxserve.test_images import GREEDY, IMAGE, asked, check, encoder, pro
 
 pytestmark = pytest.mark.slow
 
-CASES = ("qwen2_vl", "qwen2_5_vl")
+CASES = ("qwen2_vl", "qwen2_5_vl", "llava_next")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def oracles(model_folder: Any) -> dict[str, Oracle]:
 def test_tokens_and_logprobs_are_those_of_transformers(
     make_llm: Any, model_folder: Any, oracles: dict[str, Oracle], case: str
 ) -> None:
-    llm, oracle, given = make_llm(model_folder(case)), oracles[case], asked()
+    llm, oracle, given = make_llm(model_folder(case), max_model_len=320), oracles[case], asked()
     assert len({oracle.places(image) for _, images in given for image in images}) > 2
     check(llm, oracle, given)
     made = encoder(llm).num_encoded
@@ -34,7 +34,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(
     assert all(output.num_cached_tokens for output in outputs if len(output.prompt_token_ids) > 9)
     assert encoder(llm).num_encoded == made
     given = [([5, 6, IMAGE, 7], [make_image(*size)]) for size in ((16, 32), (32, 16))]
-    check(llm, oracle, given)  # of equal length
+    check(llm, oracle, given)  # of equal length but in tiles
     params = GREEDY.clone()
     params.n = 2
     (output,) = llm.generate(prompt(*asked(3)[2]), params, use_tqdm=False)
@@ -43,17 +43,22 @@ def test_tokens_and_logprobs_are_those_of_transformers(
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("case", "settings"),
     [
-        {"max_num_batched_tokens": 7, "block_size": 16, "num_pages": 34},
-        {"enable_prefix_caching": False, "max_encoder_patches": 100},
+        ("qwen2_5_vl", {"max_num_batched_tokens": 7, "block_size": 16, "num_pages": 34}),
+        ("qwen2_5_vl", {"enable_prefix_caching": False, "max_encoder_patches": 100}),
+        ("llava_next", {"max_num_batched_tokens": 7, "block_size": 16, "max_encoder_patches": 48}),
     ],
 )
 def test_chunks_batches_and_caches_change_nothing(
-    make_llm: Any, model_folder: Any, oracles: dict[str, Oracle], settings: dict[str, Any]
+    make_llm: Any,
+    model_folder: Any,
+    oracles: dict[str, Oracle],
+    case: str,
+    settings: dict[str, Any],
 ) -> None:
-    llm = make_llm(model_folder("qwen2_5_vl"), **settings)
-    check(llm, oracles["qwen2_5_vl"], asked(2) * 2)
+    llm = make_llm(model_folder(case), max_model_len=320, **settings)
+    check(llm, oracles[case], asked(2) * 2)
 
 
 def test_messages_and_images_that_are_made_smaller(

@@ -116,14 +116,14 @@ def test_callables_on_rows(llm) -> None:
     mixed = run(llm, greedy(), greedy(telling, ascending))
     assert mixed[0].token_ids == plain[0].token_ids
     assert mixed[1].token_ids == [30, 31, 32, 33, 34, 35]
-    assert seen == [(PROMPTS[1], list(range(30, 30 + n))) for n in range(6)]
+    assert seen[0] == ([0], []), "a row of zeros first, before anything runs"
+    assert seen[1:] == [(PROMPTS[1], list(range(30, 30 + n))) for n in range(6)]
     behind = run(llm, greedy(), greedy(ascending, counting, ascending))
     assert behind[1].token_ids == [30, 31, 32, 33, 34, 35]
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [lambda ids, row: row[:3], lambda ids, row: row.astype(np.float64), lambda ids, row: 1 / 0],
+    "wrong", [lambda ids, row: row[: 3 if ids else None], lambda ids, row: 1 / 0]
 )
 def test_a_callable_that_fails_ends_its_own_request(llm, wrong) -> None:
     with pytest.raises((ValidationError, ZeroDivisionError)):
@@ -134,6 +134,8 @@ def test_a_callable_that_fails_ends_its_own_request(llm, wrong) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
+        lambda output_token_ids, row: row[:3],
+        lambda output_token_ids, row: row.astype(np.float64),
         lambda logits, rows, state: (logits[:, :5], state),
         lambda logits, rows, state: (logits.astype(jnp.bfloat16), state),
         lambda logits, rows, state: logits,
@@ -142,7 +144,7 @@ def test_a_callable_that_fails_ends_its_own_request(llm, wrong) -> None:
         logits_processor(lambda logits, rows, state: (logits, state), reads=["layers.9.residual"]),
     ],
 )
-def test_what_cannot_be_traced_is_refused_before_anything_runs(llm, wrong) -> None:
+def test_what_cannot_fit_is_refused_before_anything_runs(llm, wrong) -> None:
     steps = llm.stats().num_steps
     with pytest.raises(ValidationError, match="logits_processors"):
         run(llm, greedy(), greedy(wrong))

@@ -67,7 +67,7 @@ def test_a_path_of_vllm_resolves(path: str) -> None:
         ("config", "PoolerConfig", "PoolingParams"),
         ("config", "CacheConfig", "EngineConfig"),
         ("config.kv_transfer", "KVTransferConfig", "pages stay in their engine"),
-        ("assets.image", "ImageAsset", "text, token ids"),
+        ("assets.image", "ImageAsset", "docs/images.md"),
         ("distributed.weight_transfer", "WeightTransferConfig", "read from files"),
     ],
 )

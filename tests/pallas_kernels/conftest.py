@@ -20,7 +20,7 @@ FEW = 3  # quick cases of a test that are all quick
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own hook looks at marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every second quick case of a kernel's test is slow where there are more than FEW.
+    """Every third quick case of a kernel's test stays quick where there are more than FEW.
 
     Kernels have half of all cases' time, and their releases of JAX run them three times.
     """
@@ -29,8 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("slow"):
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
-        for case in cases[1::2] if len(cases) > FEW else ():
-            case.add_marker(pytest.mark.slow)
+        for number, case in enumerate(cases):
+            if len(cases) > FEW and number % 3:
+                case.add_marker(pytest.mark.slow)
 
 
 def poisoned_load(ref: Any, *, mask: jax.Array | None = None, **options: Any) -> jax.Array:

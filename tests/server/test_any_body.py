@@ -21,6 +21,7 @@ from server.protocol.anthropic_errors import is_anthropic
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest
 from server.protocol.chat import ChatCompletionRequest, ChatTokenizeRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.embed_v2 import EmbedV2Request
 from server.protocol.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from server.protocol.responses_request import ResponsesRequest
 from server.protocol.scoring import RerankRequest, ScoreRequest
@@ -37,6 +38,7 @@ MODELS: list[tuple[str, Any]] = [
     ("/v1/embeddings", EmbeddingRequest),
     ("/pooling", PoolingRequest),
     ("/classify", ClassifyRequest),
+    ("/v2/embed", EmbedV2Request),
     ("/score", ScoreRequest),
     ("/rerank", RerankRequest),
     ("/tokenize", TokenizeRequest),

@@ -125,6 +125,37 @@ def test_other_parts_and_endpoints(server: Server) -> None:
     for part in ({"type": "image"}, {"type": "image", "image": url}, {"type": "image_url"}):
         answer = chat(server, [{"role": "user", "content": [part]}])
         assert answer.status_code == 400 and "messages[0].content[0]" in answer.text
-    asked = {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]}
-    answer = httpx.post(f"{server.url}/v1/responses", json=asked)
-    assert answer.status_code == 400
+
+
+def test_the_other_apis_read_images_as_chats(server: Server) -> None:
+    url, body = data_url(encoded(ONE)), {"temperature": 0}
+    chosen = chat(server, said("x", url, url), ignore_eos=False).json()
+    wanted = chosen["choices"][0]["message"]["content"], chosen["usage"]["prompt_tokens"]
+    images = [{"type": "input_image", "image_url": url, "detail": "auto"}] * 2
+    asked = [{"role": "user", "content": [{"type": "input_text", "text": "x"}, *images]}]
+    path, limited = f"{server.url}/v1/responses", {"max_output_tokens": 6}
+    answer = httpx.post(path, json={"input": asked, **body, **limited}, timeout=60).json()
+    text = "".join(part["text"] for item in answer["output"] for part in item["content"])
+    assert (text, answer["usage"]["input_tokens"]) == wanted
+    # the same bytes in a block, and by an address
+    data = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    sources = (data, {"type": "url", "url": url})
+    blocks = [{"type": "image", "source": source} for source in sources]
+    turns = [{"role": "user", "content": [{"type": "text", "text": "x"}, *blocks]}]
+    answer = ask(server, "/v1/messages", turns, max_tokens=6, **body).json()
+    text = "".join(block["text"] for block in answer["content"])
+    assert (text, answer["usage"]["input_tokens"]) == wanted
+    counted = ask(server, "/v1/messages/count_tokens", turns).json()
+    assert counted["input_tokens"] == wanted[1]
+    turns[0]["content"][0]["text"] = "x" * 160  # more than the context has
+    counted = ask(server, "/v1/messages/count_tokens", turns).json()
+    assert counted["input_tokens"] > 160
+    assert ask(server, "/v1/messages", turns, max_tokens=6).status_code == 400
+    cut = data_url(encoded(ONE)[:-40])
+    for bad, param in (("file:///etc/passwd", "image_url"), (cut, "multi_modal_data.image")):
+        part, source = {"type": "input_image", "image_url": bad}, {"type": "url", "url": bad}
+        refused = httpx.post(path, json={"input": [{"role": "user", "content": [part]}]})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+        turns = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+        refused = ask(server, "/v1/messages", turns, max_tokens=6)
+        assert refused.status_code == 400 and refused.json()["type"] == "error"

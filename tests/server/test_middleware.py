@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,3 +135,29 @@ def test_keys_are_compared_by_digest_all_of_them(guarded: TestClient, monkeypatc
     for key in ("first", "firs", "x", ""):
         guarded.get("/v1/models", headers={"authorization": f"Bearer {key}"})
     assert compared == [32] * 8
+
+
+def test_the_load_is_told_in_the_format_that_is_asked_for(engine: FakeEngine) -> None:
+    stats = SimpleNamespace(page_usage=0.5, num_waiting=3)
+    engine.client = SimpleNamespace(stats=lambda: stats)
+    client = TestClient(create_app(engine, api_keys=[ApiKey("k", "a")]))
+    name, key = "endpoint-load-metrics", {"authorization": "Bearer k"}
+    for form, told in (
+        (
+            "text",
+            "TEXT named_metrics.kv_cache_usage_perc=0.5, named_metrics.num_requests_waiting=3.0",
+        ),
+        (
+            "JSON",
+            'JSON {"named_metrics": {"kv_cache_usage_perc": 0.5, "num_requests_waiting": 3.0}}',
+        ),
+        ("BIN", None),
+    ):
+        asked = {f"{name}-format": form}
+        for more in ({}, {"stream": True}):
+            answer = client.post(
+                "/v1/completions", json={"prompt": "a"} | more, headers=key | asked
+            )
+            assert answer.status_code == 200 and answer.headers.get(name) == told
+        assert name not in client.post("/v1/completions", json={}, headers=asked).headers
+    assert name not in client.get("/v1/models", headers=key).headers

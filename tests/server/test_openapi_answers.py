@@ -29,6 +29,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     **{path: [{"query": "a", "documents": ["b", "c"]}] for path in RERANK_PATHS},
     "/invocations": [{"prompt": "a"}, MESSAGES, {"input": "a"}],
     "/classify": [{"input": "a"}],
+    "/v2/embed": [{"texts": ["a"], "embedding_types": ["float", "ubinary"]}],
     "/tokenize": [{"prompt": "a"}, {"messages": MESSAGES["messages"]}],
     "/detokenize": [{"tokens": [97]}],
 }

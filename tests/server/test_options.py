@@ -89,11 +89,14 @@ def test_keys_are_asked_for_by_the_route(engine: FakeEngine) -> None:
     assert client.get("/api").status_code == 200, "the page"
 
 
-def test_every_stream_may_end_with_its_usage(engine: FakeEngine) -> None:
+def test_every_chunk_may_have_the_usage(engine: FakeEngine) -> None:
     for includes in (False, True):
         client = client_of(engine, includes_usage=includes)
-        chunks = events(client.post(CHAT, json={**MESSAGES, "stream": True}).content)
-        assert ("usage" in chunks[-1]) == includes
+        asked = {**MESSAGES, "stream": True, "stream_options": {"include_usage": False}}
+        chunks = events(client.post(CHAT, json=asked).content)
+        counts = [one["usage"]["completion_tokens"] for one in chunks if one.get("usage")]
+        assert len(counts) == (len(chunks) if includes else 0)
+        assert counts == sorted(counts)
 
 
 def test_request_ids_may_be_left_out(engine: FakeEngine) -> None:

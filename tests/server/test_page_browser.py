@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +158,79 @@ def test_structured_output_and_the_request_as_code(page: Page) -> None:
         "(() => { const kind = document.getElementById('s-kind'); kind.value = 'text';"
         "kind.dispatchEvent(new Event('change')); })()"
     )
+
+
+def test_images_that_are_dropped_and_pasted_go_along(page: Page) -> None:
+    told = page.run(
+        """import('/page/pictures.js').then(async ({ Pictures, content }) => {
+          const made = (tag) => document.createElement(tag);
+          const [box, area, field] = ['div', 'div', 'textarea'].map(made);
+          const told = [], pictures = new Pictures(box, area, field, (text) => told.push(text));
+          const canvas = document.createElement('canvas');
+          const blob = await new Promise((done) => canvas.toBlob(done));
+          const data = new DataTransfer();
+          data.items.add(new File([blob], 'a.png', { type: 'image/png' }));
+          const drop = () => area.dispatchEvent(new DragEvent('drop', { dataTransfer: data }));
+          drop();  // of a model of text
+          pictures.bind(2);
+          drop();
+          field.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data }));
+          drop();
+          while (!told.length) await new Promise((done) => setTimeout(done, 5));
+          const shown = box.querySelectorAll('img').length;
+          return JSON.stringify([shown, content('what?', pictures.taken()), box.hidden, told]);
+        })"""
+    )
+    shown, parts, is_hidden, said = json.loads(told)
+    assert shown == 2 and is_hidden and "At most 2 images" in said[0]
+    *images, text = parts
+    assert text == {"type": "text", "text": "what?"} and len(images) == 2
+    for image in images:
+        assert image["type"] == "image_url"
+        assert image["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_images_are_counted_drawn_anew_and_given_up_where_the_storage_is_full(page: Page) -> None:
+    told = page.run(
+        """Promise.all(['pictures', 'conversations'].map((name) => import(`/page/${name}.js`)))
+        .then(async ([{ Pictures }, { Conversations }]) => {
+          const made = (tag) => document.createElement(tag);
+          const [box, area, field] = ["div", "div", "textarea"].map(made);
+          const told = [], busy = [];
+          const ready = () => busy.push(pictures.reading);
+          const pictures = new Pictures(box, area, field, (one) => told.push(one), () => 1, ready);
+          const canvas = Object.assign(made("canvas"), { width: 3000, height: 20 });
+          const blob = await new Promise((done) => canvas.toBlob(done, 'image/jpeg'));
+          pictures.bind(2);
+          const event = { preventDefault() {} };
+          const file = new File([blob], "a.jpg", { type: blob.type });
+          await pictures.take(event, [file, file]);
+          const drawn = new Image();
+          drawn.src = pictures.urls[0];
+          await drawn.decode();
+          const store = new Conversations(), own = Storage.prototype.setItem;
+          Storage.prototype.setItem = function (key, text) {
+            if (text.includes('data:image')) throw new Error('full');
+            own.call(this, key, text);
+          };
+          store.choose(null);
+          const tokens = [{}], said = { role: 'user', content: 'x', images: pictures.urls, tokens };
+          store.current.messages.push(said);
+          const isKept = store.save(), { id } = store.current;
+          store.changed();
+          const kept = JSON.parse(localStorage.getItem(`jaxserve.conversation.${id}`)).messages;
+          Storage.prototype.setItem = own;
+          const waits = store.waiting !== null;
+          store.remove(id);
+          store.current.messages = [];
+          const found = [drawn.width, drawn.src.slice(0, 15), told, busy, isKept, kept, waits];
+          return JSON.stringify(found);
+        })"""
+    )
+    width, kind, said, busy, is_kept, kept, waits = json.loads(told)
+    assert (width, kind, busy) == (1344, "data:image/jpeg", [1, 0])
+    assert len(said) == 1 and "At most 2 images" in said[0]
+    assert kept == [{"role": "user", "content": "x", "tokens": [{}]}] and not is_kept and not waits
 
 
 def test_what_a_model_writes_is_text(page: Page) -> None:

@@ -82,6 +82,19 @@ def test_anthropic(url: str) -> None:
         model="/models/fake", messages=[USER], tools=given["tools"]
     )
     assert counted.input_tokens == whole.usage.input_tokens
+
+    def f(a: int) -> str:
+        """Of a number."""
+        return str(a)
+
+    runner = client.beta.messages.tool_runner(
+        model="/models/fake",
+        messages=[USER],
+        max_tokens=200,
+        tools=[anthropic.beta_tool(f)],
+        max_iterations=1,
+    )
+    assert runner.until_done().content[-1].input == {"a": 1}  # without a thread of the server's
     ENGINE.fail_after = 2
     with pytest.raises(anthropic.APIStatusError, match="api_error"):
         list(client.messages.create(**given, stream=True))

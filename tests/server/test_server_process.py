@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from server import server_process
+from server import process_settings
 from server.client_limits import Limits
 from server.descriptors import Descriptors
-from server.server_process import _Server, workers_of
+from server.process_settings import workers_of
+from server.server_process import _Server
 from server.service import Service
 from tests.server.fake_engine import FakeEngine
 
@@ -84,6 +85,6 @@ def test_workers_are_the_threads_beside_the_event_loop(monkeypatch: pytest.Monke
 
 
 def test_workers_are_at_most_the_cores(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(server_process, "usable_cpus", lambda: 3.5)
+    monkeypatch.setattr(process_settings, "usable_cpus", lambda: 3.5)
     assert [workers_of(asked) for asked in (None, 2, 3)] == [None, 2, 3] and not caplog.text
     assert workers_of(8) == 3 and "--num-workers 8 is lowered to 3, the cores" in caplog.text

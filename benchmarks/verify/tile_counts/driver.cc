@@ -180,8 +180,9 @@ const char* jaxserve_count_prefill(int64_t tokens, int64_t context, int64_t head
   const Refusal refusal =
       paged_prefill(threads, rows(q.get()), {pool.get(), page_dims, 5, page_count, page_count * 2, Element::kBfloat16},
                     integers(table.data(), table_dims, 2, columns), integers(numbers, one, 1, 1),
-                    integers(numbers + 1, one, 1, 1), integers(numbers + 2, one, 1, 1), integers(numbers, one, 1, 1),
-                    no_sinks, no_scale, no_scale, rows(out.get()), 0.125f, 0.0f, 0, false);
+                    integers(numbers + 1, one, 1, 1), integers(numbers + 2, one, 1, 1),
+                    integers(numbers, none, 1, 0), integers(numbers, one, 1, 1), no_sinks, no_scale, no_scale,
+                    rows(out.get()), 0.125f, 0.0f, 0, false);
   unit.multiplies = true;
   read_counts(unit.counts, found);
   return refusal;

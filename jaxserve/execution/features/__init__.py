@@ -24,6 +24,7 @@ from jaxserve.execution.features.feature import (
     overrides,
 )
 from jaxserve.execution.features.image_positions import ImagePositions
+from jaxserve.execution.features.image_sight import ImageSight
 from jaxserve.execution.features.images import Images
 from jaxserve.execution.features.logprobs import Logprobs
 from jaxserve.execution.features.mask import Mask
@@ -40,6 +41,7 @@ _ALL: tuple[type[Feature], ...] = (
         PromptEmbeds,
         Images,
         ImagePositions,
+        ImageSight,
         Pooling,
     ),  # features that read embeddings come behind those that replace them
 )

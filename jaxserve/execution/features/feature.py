@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxserve.boundary.messages import AddGroup
@@ -399,6 +400,11 @@ class Feature:
         """
         return ()
 
+    def whole_spans(self, request: Request) -> Sequence[tuple[int, int]]:
+        """Places of the prompt, from one to before another, whose ends lie in one step: no chunk
+        ends between. The engine has room for them, see `EnginePlan`."""
+        return ()
+
     def buffers(self) -> Any:
         """A pytree of `Buffer`s: arrays on the device that the host writes to.
 
@@ -444,6 +450,13 @@ class Feature:
         `models.protocol.TokenRows`.
         """
         return positions
+
+    def ahead(self, tokens: Tokens) -> jax.Array:
+        """How many tokens behind itself each token of the region attends to, int32[C].
+
+        They are of its own chunk, see `whole_spans`. For one feature of a program.
+        """
+        return jnp.zeros_like(tokens.token)
 
     def embed(self, tokens: Tokens, x: jax.Array) -> jax.Array:
         """Embeddings [T, E] in the place of x."""

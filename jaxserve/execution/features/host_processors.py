@@ -173,21 +173,12 @@ class HostProcessing(Feature):
         request = served.request
         if request.request_id in self.failures:
             return
-        ids = [list(served.output)]
-        if processor.reads_prompt:
-            ids.insert(0, list(request.prompt_token_ids))
-        row = logits[place].copy()
         try:
-            after = np.asarray(processor.function(*ids, row))
-            if after.shape != row.shape or after.dtype != row.dtype:
-                allowed = f"a callable that returns {row.dtype}{[*row.shape]}"
-                said = f"{after.dtype}{[*after.shape]}"
-                raise ValidationError(f"{FIELD}.{processor.name}", said, allowed)
+            prompt = request.prompt_token_ids
+            logits[place] = processor.apply(prompt, served.output, logits[place])
         except Exception as error:  # the callable is the caller's
             logger.exception("logits processor %s failed", processor.name)
             self.failures[request.request_id] = error
-        else:
-            logits[place] = after
 
     def cost(self, shape: StepShape) -> float:
         return 100.0 * shape.num_special * self.facts.vocab_size

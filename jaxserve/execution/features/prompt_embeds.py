@@ -42,16 +42,20 @@ class PromptEmbeds(Feature):
         """
         return np.frombuffer(span.data, "<f4").reshape(span.shape)
 
-    def _runs(self, chunk: Chunk) -> list[tuple[int, np.ndarray]]:
-        """The runs of rows that a chunk needs, each with the chunk's token of its first row."""
+    def part_of(self, request: Request, span: PromptSpan, here: slice) -> np.ndarray:
+        """Some of `rows_of`, for a subclass that need not make all of them."""
+        return self.rows_of(request, span)[here]
+
+    def _runs(self, chunk: Chunk) -> list[tuple[int, PromptSpan, slice]]:
+        """The spans of which a chunk has places: its token of the first, and which they are."""
         request, begin, length = chunk
         found = []
         for span in request.asked.spans:
             first = max(begin, span.start)
             last = min(begin + length, span.start + span.length)
             if span.part == self.name and first < last:
-                rows = self.rows_of(request, span)[first - span.start : last - span.start]
-                found.append((first - begin, rows))
+                here = slice(first - span.start, last - span.start)
+                found.append((first - begin, span, here))
         return found
 
     def needed_by_chunk(self, chunk: Chunk) -> bool:
@@ -69,15 +73,21 @@ class PromptEmbeds(Feature):
         return Buffer(shape, jnp.float32)
 
     def step_buffers(self, chunks: list[Chunk]) -> np.ndarray:
-        return np.concatenate([run for chunk in chunks for _, run in self._runs(chunk)])
+        return np.concatenate(
+            [
+                self.part_of(chunk.request, span, here)
+                for chunk in chunks
+                for _, span, here in self._runs(chunk)
+            ]
+        )
 
     def pack(self, inputs: PromptEmbedsInputs, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         begin, count = 0, 0
         for chunk in chunks:
-            for place, run in self._runs(chunk):
-                first = begin + place
-                inputs.row[first : first + len(run)] = count + 1 + np.arange(len(run))
-                count += len(run)
+            for place, _, here in self._runs(chunk):
+                first, length = begin + place, here.stop - here.start
+                inputs.row[first : first + length] = count + 1 + np.arange(length)
+                count += length
             begin += chunk.length
 
     def embed(self, tokens: Tokens, x: jax.Array) -> jax.Array:

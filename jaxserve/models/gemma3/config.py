@@ -1,17 +1,21 @@
-"""What the config.json of a Gemma 3 text model says."""
+"""What the config.json of a Gemma 3 says, with images or without."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxserve.boundary.image_facts import ImageFacts
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.gemma2.config import DEFAULTS as GEMMA2
 from jaxserve.models.gemma2.config import GemmaConfig, gemma_fields
-from jaxserve.models.hf_fields import layered, positive
+from jaxserve.models.hf_fields import layered, one_of, part, positive, vocabulary_token
 from jaxserve.models.rope import RopeConfig
+from jaxserve.models.vision import VisionConfig
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,19 @@ IMAGE_MODULES = (
     "multi_modal_projector.",
 )
 KINDS = ("full_attention", "sliding_attention")
+# of SigLIP's tower
+VISION_DEFAULTS = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+VISION_MODELS = ("siglip_vision_model",)
+IMAGE_TOKEN, IMAGE_TOKEN_NAMES = 262144, ("image_token_index", "image_token_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +68,32 @@ class Gemma3Config(GemmaConfig):
     def max_context_length(self) -> int:
         """The config's own value counts the scaling of rope in."""
         return self.max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3ImageConfig(Gemma3Config):
+    """The config of a Gemma 3 that reads images.
+
+    Attributes:
+        vision: of the tower.
+        side: an image is a square of so many places a side.
+        image_token: stands for an image in a prompt.
+    """
+
+    vision: VisionConfig
+    side: int
+    image_token: int
+
+    @property
+    def images(self) -> ImageFacts:
+        pixels = self.vision.image_size
+        return ImageFacts(
+            self.image_token,
+            (3, pixels, pixels),
+            self.side**2,
+            patches_per_row=self.vision.num_patches,
+            sees_whole=True,
+        )
 
 
 def read_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
@@ -76,8 +119,10 @@ def read_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
     return Gemma3Config(**fields | {"attention_soft_cap": None}, local_rope=rope)
 
 
-def read_text_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
+def read_image_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
     """Reads a parsed config.json of a Gemma 3 with images: the text model's is its `text_config`.
+
+    One without `vision_config`, or with an empty one, is of the text model alone.
 
     Where transformers has fields of both, those outside say which tokens end a text and whether the
     lm head is the embedding. As there, `final_logit_softcapping` has no effect.
@@ -96,7 +141,36 @@ def read_text_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Conf
     inner = {name: value for name, value in text.items() if value is not None}
     made = read_config(architecture, layered({**TEXT_DEFAULTS, **inner, **outside}, config))
     _tell_unused(architecture, "final_logit_softcapping", made.logits_soft_cap)
-    return replace(made, logits_soft_cap=None)
+    made = replace(made, logits_soft_cap=None)
+    vision = part(config, "vision_config")
+    if not vision:
+        return made
+    one_of("vision_config.model_type", vision.get("model_type", VISION_MODELS[0]), VISION_MODELS)
+    tower = VisionConfig.from_hf(vision, VISION_DEFAULTS)
+    places = positive(config, "mm_tokens_per_image", 256)
+    for window in filter(None, made.windows):
+        if window < places:
+            allowed = f"at least mm_tokens_per_image={places}: its tokens attend to a whole image"
+            raise UnsupportedModelError("sliding_window", window, allowed)
+    fields = {one.name: getattr(made, one.name) for one in dataclasses.fields(made)}
+    return Gemma3ImageConfig(
+        **fields,
+        vision=tower,
+        side=_side(places, tower),
+        image_token=vocabulary_token(config, IMAGE_TOKEN_NAMES, IMAGE_TOKEN, made.vocab_size),
+    )
+
+
+def _side(places: int, tower: VisionConfig) -> int:
+    """Places of a side of an image; each is the mean of a square of patches."""
+    if tower.image_size % tower.patch_size:
+        allowed = f"a multiple of the patch_size {tower.patch_size}"
+        raise UnsupportedModelError("vision_config.image_size", tower.image_size, allowed)
+    side, patches = math.isqrt(places), tower.image_size // tower.patch_size
+    if side * side != places or patches % side:
+        allowed = f"the square of a divisor of the {patches} patches of a side"
+        raise UnsupportedModelError("mm_tokens_per_image", places, allowed)
+    return side
 
 
 def _tell_unused(architecture: str, field: str, value: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Gemma 3 (Gemma Team, "Gemma 3 Technical Report", 2025), without its images."""
+"""Gemma 3 (Gemma Team, "Gemma 3 Technical Report", 2025), the language model."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""What the config.json of LLaVA 1.5 says."""
+"""What the config.json of LLaVA 1.5, and of LLaVA-NeXT, says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.boundary.image_facts import ImageFacts
+from jaxserve.boundary.image_tiles import Tiling
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.hf_fields import flag, layered, one_of, token_ids
+from jaxserve.models.hf_fields import flag, layered, one_of, part, token_ids, vocabulary_token
 from jaxserve.models.llama import LLAMA, MISTRAL
 from jaxserve.models.mlp import ACTIVATIONS
 from jaxserve.models.vision import VisionConfig
@@ -46,6 +47,8 @@ CLIP_LARGE = {
 }
 VISION_MODELS = ("clip_vision_model",)
 STRATEGIES = ("default", "full")
+PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+IMAGE_TOKEN_NAMES = ("image_token_index", "image_token_id")
 IMAGE_TOKEN = 32000
 
 
@@ -72,6 +75,11 @@ class LlavaConfig(ModelConfig):
 
     @property
     def images(self) -> ImageFacts:
+        return self._whole
+
+    @property
+    def _whole(self) -> ImageFacts:
+        """Of an image that is one tile."""
         side = self.vision.image_size - self.vision.image_size % self.vision.patch_size
         if side != self.vision.image_size:
             allowed = f"a multiple of the patch_size {self.vision.patch_size}"
@@ -81,44 +89,85 @@ class LlavaConfig(ModelConfig):
         return ImageFacts(self.image_token, (3, side, side), places, patches_per_row=patches)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaNextConfig(LlavaConfig):
+    """A LLaVA-NeXT's config.
+
+    Attributes:
+        sizes: (height, width) in pixels into which images are fitted.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+
+    @property
+    def images(self) -> ImageFacts:
+        whole, side = self._whole, self.vision.image_size
+        tiling = Tiling(self.sizes, side, side // self.vision.patch_size)
+        return whole._replace(shape=(0, *whole.shape), tiling=tiling)
+
+
 def read_config(architecture: str, config: Mapping[str, Any]) -> LlavaConfig:
     """Reads a parsed config.json: the language model's is its `text_config`.
 
     Raises:
         UnsupportedModelError: an option or value that is not implemented.
     """
-    text = _part(config, "text_config") or {}
+    made = LlavaConfig(**_fields(architecture, config, STRATEGIES))
+    made.images  # noqa: B018 (refuses sizes that do not divide)
+    return made
+
+
+def read_next_config(architecture: str, config: Mapping[str, Any]) -> LlavaNextConfig:
+    """The same of LLaVA-NeXT. Raises UnsupportedModelError, as `read_config`."""
+    fields = _fields(architecture, config, STRATEGIES[:1])
+    sizes = _sizes(config.get("image_grid_pinpoints"), fields["vision"].image_size)
+    made = LlavaNextConfig(**fields, sizes=sizes)
+    made.images  # noqa: B018 (refuses sizes that do not divide)
+    return made
+
+
+def _sizes(given: Any, side: int) -> tuple[tuple[int, int], ...]:
+    """Pairs of whole tiles."""
+    field = "image_grid_pinpoints"
+    given = PINPOINTS if given is None else given
+    allowed = f"a list of [height, width], which are multiples of {side} pixels"
+    try:
+        sizes = tuple((int(high), int(wide)) for high, wide in given)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedModelError(field, given, allowed) from error
+    if not sizes or any(one < side or one % side for size in sizes for one in size):
+        raise UnsupportedModelError(field, given, allowed)
+    return sizes
+
+
+def _fields(
+    architecture: str, config: Mapping[str, Any], strategies: Sequence[str]
+) -> dict[str, Any]:
+    """The keyword arguments of `LlavaConfig`."""
+    text = part(config, "text_config") or {}
     kind = one_of("text_config.model_type", text.get("model_type", "llama"), TEXT_MODELS)
     options, defaults = TEXT_MODELS[kind]
     inner = {**defaults, **{name: value for name, value in text.items() if value is not None}}
     is_tied = flag(config, "tie_word_embeddings") or flag(inner, "tie_word_embeddings")
     inner["tie_word_embeddings"] = is_tied
-    vision = _part(config, "vision_config")
+    vision = part(config, "vision_config")
     given = CLIP_LARGE if vision is None else vision
     one_of("vision_config.model_type", given.get("model_type", VISION_MODELS[0]), VISION_MODELS)
     tower = VisionConfig.from_hf(given, VISION_DEFAULTS)
     strategy = config.get("vision_feature_select_strategy", "default")
     fields = options.fields(architecture, layered(inner, config))
-    made = LlavaConfig(
-        **fields,
-        vision=tower,
-        feature_layers=_feature_layers(config.get("vision_feature_layer", -2), tower.num_layers),
-        keeps_class=one_of("vision_feature_select_strategy", strategy, STRATEGIES) == "full",
-        projector_act=one_of(
+    return fields | {
+        "vision": tower,
+        "feature_layers": _feature_layers(config.get("vision_feature_layer", -2), tower.num_layers),
+        "keeps_class": one_of("vision_feature_select_strategy", strategy, strategies) == "full",
+        "projector_act": one_of(
             "projector_hidden_act", config.get("projector_hidden_act", "gelu"), ACTIVATIONS
         ),
-        projector_bias=flag(config, "multimodal_projector_bias", True),
-        image_token=_image_token(config, fields["vocab_size"]),
-    )
-    made.images  # noqa: B018 (refuses sizes that do not divide)
-    return made
-
-
-def _part(config: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
-    part = config.get(field)
-    if part is not None and not isinstance(part, Mapping):
-        raise UnsupportedModelError(field, part, "an object")
-    return part
+        "projector_bias": flag(config, "multimodal_projector_bias", True),
+        "image_token": vocabulary_token(
+            config, IMAGE_TOKEN_NAMES, IMAGE_TOKEN, fields["vocab_size"]
+        ),
+    }
 
 
 def _feature_layers(given: Any, num_layers: int) -> tuple[int, ...]:
@@ -130,12 +179,3 @@ def _feature_layers(given: Any, num_layers: int) -> tuple[int, ...]:
     except (IndexError, TypeError) as error:
         allowed = f"indices of the {len(states)} hidden states of the tower"
         raise UnsupportedModelError(field, given, allowed) from error
-
-
-def _image_token(config: Mapping[str, Any], vocab_size: int) -> int:
-    names = ("image_token_index", "image_token_id")
-    name = next((one for one in names if config.get(one) is not None), names[0])
-    token = config.get(name, IMAGE_TOKEN)
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-        raise UnsupportedModelError(name, token, f"a token id below {vocab_size}")
-    return token

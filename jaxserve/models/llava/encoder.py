@@ -1,7 +1,7 @@
-"""LLaVA 1.5's encoder of images: CLIP's tower and a projector of two layers.
+"""The encoder of LLaVA 1.5 and of LLaVA-NeXT: CLIP's tower and a projector of two layers.
 
-Liu et al., "Improved Baselines with Visual Instruction Tuning", 2023; Radford et al., "Learning
-Transferable Visual Models From Natural Language Supervision", 2021.
+Liu et al., "Improved Baselines with Visual Instruction Tuning", 2023, and "LLaVA-NeXT", 2024;
+Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", 2021.
 """
 
 from __future__ import annotations
@@ -13,29 +13,25 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.linear import parameter
-from jaxserve.models.llava.config import LlavaConfig
+from jaxserve.models.llava.config import LlavaConfig, LlavaNextConfig
 from jaxserve.models.mlp import ACTIVATIONS
 from jaxserve.models.sources import Place, Source, whole
 from jaxserve.models.vision import (
+    Blocks,
     Dense,
     Filters,
     LayerNorm,
     PatchEmbedding,
-    VisionBlock,
+    Table,
     VisionConfig,
 )
-
-
-class _Table(nnx.Module):
-    def __init__(self, rows: int, size: int, dtype: Any):
-        self.weight = parameter((rows, size), dtype, (None, None))
 
 
 class _Embeddings(nnx.Module):
     def __init__(self, config: VisionConfig, dtype: Any):
         self.class_embedding = parameter((config.hidden_size,), dtype, (None,), fill=0.0)
         self.patch_embedding = PatchEmbedding(config, dtype)
-        self.position_embedding = _Table(config.num_patches + 1, config.hidden_size, dtype)
+        self.position_embedding = Table(config.num_patches + 1, config.hidden_size, dtype)
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
         """[B, 3, H, W] -> [B, 1 + N, E], the class token first."""
@@ -44,11 +40,6 @@ class _Embeddings(nnx.Module):
         first = jnp.broadcast_to(first, (len(patches), 1, first.shape[-1]))
         x = jnp.concatenate([first, patches], axis=1)
         return x + self.position_embedding.weight[...]
-
-
-class _Layers(nnx.Module):
-    def __init__(self, config: VisionConfig, dtype: Any, num_layers: int):
-        self.layers = nnx.List([VisionBlock(config, dtype) for _ in range(num_layers)])
 
 
 class ClipTower(nnx.Module):
@@ -60,7 +51,7 @@ class ClipTower(nnx.Module):
         self.embeddings = _Embeddings(vision, dtype)
         # the checkpoints' spelling
         self.pre_layrnorm = LayerNorm(vision.hidden_size, vision.layer_norm_eps, dtype)
-        self.encoder = _Layers(vision, dtype, max(self.wanted))
+        self.encoder = Blocks(vision, dtype, max(self.wanted))
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
         """[B, 3, H, W] -> [B, 1 + N, layers * E]: the wanted layers' outputs, side by side."""
@@ -92,6 +83,20 @@ class LlavaEncoder(nnx.Module):
     def __call__(self, pixels: jax.Array, places: jax.Array) -> jax.Array:
         """Pixels [B, 3, H, W] -> [B, places, hidden size of the language model]."""
         return self.multi_modal_projector(self.vision_tower(pixels)[:, self.first :])
+
+
+class LlavaNextEncoder(LlavaEncoder):
+    """Embeddings of tiles, each followed by the one that ends a line of an image."""
+
+    def __init__(self, config: LlavaNextConfig, dtype: Any):
+        super().__init__(config, dtype)
+        self.image_newline = parameter((config.hidden_size,), dtype, (None,), fill=0.0)
+
+    def __call__(self, pixels: jax.Array, places: jax.Array) -> jax.Array:
+        """Pixels [B, 3, H, W] -> [B, places + 1, hidden size of the language model]."""
+        x = super().__call__(pixels, places)
+        end = jnp.broadcast_to(self.image_newline[...], (len(x), 1, x.shape[-1])).astype(x.dtype)
+        return jnp.concatenate([x, end], axis=1)
 
 
 def encoder_source(place: Place, config: LlavaConfig) -> Source | Filters:

@@ -9,13 +9,23 @@ from typing import Any
 from jaxserve.boundary.image_facts import ImageFacts
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.hf_fields import flag, layered, one_of, positive, positive_float, token_ids
+from jaxserve.models.hf_fields import (
+    flag,
+    layered,
+    one_of,
+    part,
+    positive,
+    positive_float,
+    token_ids,
+    vocabulary_token,
+)
 from jaxserve.models.llama import QWEN2
 from jaxserve.models.vision import VISION_ACTIVATIONS
 
 AXES = 3  # time, row and column of a token
 CHANNELS = 3
 IMAGE_MODULES = ("visual.",)
+IMAGE_TOKEN_NAMES = ("image_token_id",)
 IMAGE_TOKEN = 151655
 THETA = 1_000_000.0
 SECTIONS = (16, 24, 24)
@@ -131,12 +141,12 @@ class Reader:
 
     def __call__(self, architecture: str, config: Mapping[str, Any]) -> Qwen2VLConfig:
         # the published ones have the language model's keys at the top
-        text = _part(config, "text_config") or config
+        text = part(config, "text_config") or config
         inner = {**_TEXT, **{name: value for name, value in text.items() if value is not None}}
         is_tied = flag(config, "tie_word_embeddings") or flag(inner, "tie_word_embeddings")
         inner["tie_word_embeddings"] = is_tied
         name = "rope_scaling" if inner.get("rope_scaling") else "rope_parameters"
-        rope = dict(_part(inner, name) or {})
+        rope = dict(part(inner, name) or {})
         sections = token_ids("mrope_section", rope.pop("mrope_section", SECTIONS))
         kind = rope.pop("rope_type", rope.pop("type", "default"))
         rope.pop("type", None)
@@ -147,12 +157,14 @@ class Reader:
         if sum(sections) != pairs or min(sections) < 0:
             allowed = f"numbers that add up to {pairs}, half of a head's dimensions"
             raise UnsupportedModelError(f"{name}.mrope_section", [*sections], allowed)
-        vision = _part(config, "vision_config") or {}
+        vision = part(config, "vision_config") or {}
         return Qwen2VLConfig(
             **fields,
             tower=self._tower(vision, fields["hidden_size"]),
             sections=sections,
-            image_token=_image_token(config, fields["vocab_size"]),
+            image_token=vocabulary_token(
+                config, IMAGE_TOKEN_NAMES, IMAGE_TOKEN, fields["vocab_size"]
+            ),
         )
 
     def _tower(self, given: Mapping[str, Any], hidden_size: int) -> TowerConfig:
@@ -167,7 +179,7 @@ class Reader:
         for field, wanted in ((out, hidden_size), ("in_channels", CHANNELS)):
             if positive(known, field) != wanted:
                 raise UnsupportedModelError(f"vision_config.{field}", known[field], str(wanted))
-        rope = _part(known, "rope_parameters") or {}
+        rope = part(known, "rope_parameters") or {}
         tower = TowerConfig(
             hidden_size=size,
             intermediate_size=inner,
@@ -196,21 +208,6 @@ def _window(known: Mapping[str, Any]) -> int:
         allowed = "as many pixels as a square of patches that is merged, at least"
         raise UnsupportedModelError("vision_config.window_size", size, allowed)
     return squares * merged
-
-
-def _part(config: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
-    part = config.get(field)
-    if part is not None and not isinstance(part, Mapping):
-        raise UnsupportedModelError(field, part, "an object")
-    return part
-
-
-def _image_token(config: Mapping[str, Any], vocab_size: int) -> int:
-    token = config.get("image_token_id", IMAGE_TOKEN)
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-        allowed = f"a token id below {vocab_size}"
-        raise UnsupportedModelError("image_token_id", token, allowed)
-    return token
 
 
 QWEN2_VL = Reader(is_gated=False)

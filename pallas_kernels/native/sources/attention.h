@@ -30,6 +30,7 @@ struct Problem {
   Element type;   // of q and out
   int64_t heads;
   const float* sinks;  // [heads], or null
+  const int32_t* last_seen = nullptr;  // [rows], or null: each row's own position
 
   // The type that keys, values and queries are multiplied in; bfloat16 holds every 8-bit number.
   Element met() const { return pool.scaled() ? type : pool.element; }

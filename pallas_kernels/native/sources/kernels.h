@@ -26,7 +26,7 @@ Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Int
 
 // pallas_kernels/paged_attention/native.py
 Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, Integers start, Integers length,
-                      Integers context, Integers first_page, Floats sinks, Array k_scale, Array v_scale,
+                      Integers context, Integers last_seen, Integers first_page, Floats sinks, Array k_scale, Array v_scale,
                       Array out, float scale, float soft_cap, int64_t window, bool row_invariant);
 
 // pallas_kernels/rotary/native.py

@@ -1,4 +1,5 @@
 // Paged attention of decode rows and of packed prefill chunks.
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -64,21 +65,24 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
     rows.out = sums.out;
   }
   const float* sinks = item.part == 0 ? p.sinks : nullptr;
+  int64_t last_token = 0;
   for (int64_t i = 0; i < item.tokens; ++i) {
-    const int64_t end = item.position + i + 1;
+    const int64_t own = item.position + i + 1;
+    const int64_t end = p.last_seen ? p.last_seen[item.row + i] + 1 : own;
+    last_token = std::max(last_token, std::min(end, item.end));
     for (int64_t g = 0; g < group; ++g) {
       const int64_t r = i * group + g, head = kv_head * group + g;
       stage_query<Word>(p.type, p.q + ((item.row + i) * p.heads + head) * row_bytes, head_dim, dim,
                         rows.query + r * dim);
       rows.end[r] = std::min(end, item.end);
-      rows.first[r] = std::max(window ? end - window : 0, item.begin);
+      rows.first[r] = std::max(window ? own - window : 0, item.begin);
       // a sink is a logit that is there before the first key and has no value
       rows.highest[r] = sinks ? sinks[head] : kMasked;
       rows.total[r] = sinks ? 1.0f : 0.0f;
     }
   }
   std::memset(rows.out, 0, count * dim * 4);
-  const int64_t last_token = std::min(rows.end[count - 1], p.columns * p.pool.page_size);
+  last_token = std::min(last_token, p.columns * p.pool.page_size);
   const int32_t* table_row = p.table + item.lane * p.columns;
   bool divided = false;
   for (int64_t r = 0; r < count; ++r) divided |= !item.split && is_divided(rows.first[r], rows.end[r]);
@@ -202,7 +206,7 @@ Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Int
 }
 
 Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, Integers start, Integers length,
-                      Integers context, Integers first_page, Floats sinks, Array k_scale, Array v_scale,
+                      Integers context, Integers last_seen, Integers first_page, Floats sinks, Array k_scale, Array v_scale,
                       Array out, float scale, float soft_cap, int64_t window, bool row_invariant) {
   Problem problem;
   if (const Refusal refusal = read_problem(q, pages, table, first_page, sinks, k_scale, v_scale, out,
@@ -210,10 +214,22 @@ Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, In
     return refusal;
   }
   const int64_t region = q.dims[0], row_bytes = out.bytes / std::max<int64_t>(1, region);
+  if (last_seen.count && last_seen.count != region) return "last_seen must have an entry a row";
   std::vector<Prompt> prompts;
   for (int64_t lane = 0; lane < table.dims[0]; ++lane) {
     const int64_t row = start.values()[lane], tokens = std::min<int64_t>(length.values()[lane], region - row);
     if (tokens > 0) prompts.push_back({lane, row, tokens, context.values()[lane]});
+  }
+  // a call in which no row looks ahead is one without last_seen
+  const auto looks_ahead = [&](const Prompt& prompt) {
+    const int32_t* last = last_seen.values() + prompt.row;
+    for (int64_t i = 0; i < prompt.tokens; ++i) {
+      if (last[i] > prompt.position + i) return true;
+    }
+    return false;
+  };
+  if (last_seen.count && std::any_of(prompts.begin(), prompts.end(), looks_ahead)) {
+    problem.last_seen = last_seen.values();
   }
   std::sort(prompts.begin(), prompts.end(), [](const Prompt& a, const Prompt& b) { return a.row < b.row; });
   int64_t next = 0;
@@ -227,7 +243,7 @@ Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, In
   clear_until(region);
   (void)row_invariant;  // there is one order but for the matrix unit
 #if JAXSERVE_TILES
-  if (problem.met() == Element::kBfloat16 && tiles_permitted() && !row_invariant) {
+  if (problem.met() == Element::kBfloat16 && tiles_permitted() && !row_invariant && !problem.last_seen) {
     prefill_in_tiles(threads, problem, prompts);
     return nullptr;
   }

@@ -51,6 +51,9 @@ def prefill(
     tile = min(TILE_ROWS, region)
     # rows past the end let the last tile of the region start anywhere
     packed = jnp.pad(q.astype(dtype), ((0, tile), (0, 0), (0, 0)))
+    last_seen = options.last_seen
+    if last_seen is not None:
+        last_seen = jnp.pad(last_seen, (0, tile))
     tiles = divide(lanes, region, tile)
     row_sinks = None
     if sinks is not None:
@@ -64,7 +67,10 @@ def prefill(
         lane, first_row, rows, first_position = (facts[item] for facts in tiles)
         row_position = first_position + jnp.arange(tile)
         row_pages = table[lane]
-        keys = first_position + rows  # keys that the last row of the tile sees
+        row_last, keys = row_position, first_position + rows  # what each row, and the tile, sees
+        if last_seen is not None:
+            row_last = lax.dynamic_slice_in_dim(last_seen, first_row, tile)
+            keys = 1 + jnp.max(jnp.where(jnp.arange(tile) < rows, row_last, -1))
         first_key = jnp.zeros_like(keys)
         if window is not None:
             first_key = jnp.maximum(first_position + 1 - window, 0)
@@ -72,7 +78,7 @@ def prefill(
         query = lax.dynamic_slice_in_dim(packed, first_row, tile)
         query = query.reshape(tile, kv_heads, group, head_dim).transpose(1, 0, 2, 3)
         query = query.reshape(kv_heads, tile * group, head_dim)
-        position = jnp.repeat(row_position, group)[:, None]
+        position, last = (jnp.repeat(x, group)[:, None] for x in (row_position, row_last))
 
         def factor(scales: jax.Array | None, ids: jax.Array) -> jax.Array | float:
             """The scale of stored numbers; broadcasts against [KVH, rows, tokens]."""
@@ -89,10 +95,10 @@ def prefill(
             held = gather_pages(kv_pages, ids).astype(dtype)
             held = held.reshape(tokens, 2, kv_heads, head_dim)
             key = block * tokens + jnp.arange(tokens)
-            visible = key <= position  # [tile * group, tokens]
+            visible = key <= last  # [tile * group, tokens]
             if window is not None:
                 visible &= position - key < window
-            # keys past the tile's last row may hold anything, NaN too, and 0 * NaN is NaN
+            # keys that no row of the tile sees may hold anything, NaN too, and 0 * NaN is NaN
             reached = (key >= first_key) & (key < keys)
             values = jnp.where(reached[:, None, None], held[:, 1], 0)
             scores = jnp.einsum(

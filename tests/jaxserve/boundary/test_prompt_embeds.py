@@ -162,7 +162,7 @@ def test_the_cache_changes_no_token_and_finds_all_that_is_equal(
 class Images(PromptEmbeds):
     """A span of two places for each row of pixels, whose embeddings the engine makes."""
 
-    name = "images"
+    name = "pictures"
     setting = None
 
     def begins(self, asked: AddGroup) -> Future[Any] | None:
@@ -181,15 +181,16 @@ def encoded(pixels: np.ndarray) -> np.ndarray:
 def test_rows_that_the_engine_makes(
     make_llm: Any, model_folder: Any, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part = Part("enable_prompt_embeds", lambda given, model: given, lambda pixels: 2 * len(pixels))
-    monkeypatch.setitem(PARTS, "images", part)
+    places = lambda pixels, *_: 2 * len(pixels)  # noqa: E731
+    part = Part("enable_prompt_embeds", lambda given, model: given, places)
+    monkeypatch.setitem(PARTS, "pictures", part)
     settings = {"enable_prompt_embeds": True, "features": [Images], "max_num_batched_tokens": 16}
     seeing = make_llm(model_folder(CASE), **settings)
     text, tail, cached = [5] * 20, [6] * 8, []
     for seed in (3, 4, 3):
         pixels = np.full(6, seed, np.uint8)
         ids = text + [0] * 12 + tail
-        prompt = {"prompt_token_ids": ids, "images": [(20, pixels)]}
+        prompt = {"prompt_token_ids": ids, "pictures": [(20, pixels)]}
         (found,) = seeing.generate([prompt], GREEDY, use_tqdm=False)
         (wanted,) = llm.generate([mixed(ids, [(20, encoded(pixels))])], GREEDY, use_tqdm=False)
         assert found.outputs[0].token_ids == wanted.outputs[0].token_ids

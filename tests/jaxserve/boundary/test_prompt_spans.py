@@ -32,7 +32,7 @@ def bytes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(given: Any, model: Any) -> np.ndarray:
         return np.frombuffer(given, "u1").reshape(-1, model.hidden_size)
 
-    part = Part("enable_prompt_embeds", read, lambda array, model: 2 * len(array))
+    part = Part("enable_prompt_embeds", read, lambda array, *_: 2 * len(array))
     monkeypatch.setitem(PARTS, "bytes", part)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxserve.boundary.image_facts import ImageFacts
+from jaxserve.boundary.image_facts import ImageFacts, Pixels
 from jaxserve.client.images import MAX_PIXELS, as_image, least_places, opened, placed
 from jaxserve.errors import ValidationError
 
@@ -85,13 +85,15 @@ def test_arrays() -> None:
 def test_places() -> None:
     facts = ImageFacts(9, (3, 4, 4), 5)
     one, other = np.zeros((3, 4, 4), np.float32), np.ones((3, 4, 4), np.float32)
-    made, pairs = placed([1, 9, 2, 9], facts, [one, other])
+    made, pairs = placed([1, 9, 2, 9], facts, [Pixels(one), Pixels(other)])
     assert made == [1, *[9] * 5, 2, *[9] * 5]
-    assert [start for start, _ in pairs] == [1, 7] and pairs[1][1] is other
+    assert [start for start, _ in pairs] == [1, 7] and pairs[1][1].array is other
     with pytest.raises(ValidationError, match=r"1 images.*: 2"):
-        placed([9, 9], facts, [one])
+        placed([9, 9], facts, [Pixels(one)])
     own = ImageFacts(9, (0, 0, 4, 6), 1, row_axes=3)
-    made, pairs = placed([9, 1, 9], own, [np.zeros((2, 3, 4, 6)), np.zeros((1, 1, 4, 6))])
+    made, pairs = placed(
+        [9, 1, 9], own, [Pixels(np.zeros((2, 3, 4, 6))), Pixels(np.zeros((1, 1, 4, 6)))]
+    )
     assert (made, [start for start, _ in pairs]) == ([*[9] * 6, 1, 9], [0, 7])
     assert (own.row, own.rows_per_cell, least_places(own)) == ((6,), 4, 1)
 

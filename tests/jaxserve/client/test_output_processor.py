@@ -9,7 +9,7 @@ import pytest
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
 from jaxserve.boundary.messages import AddGroup, EngineStats, FirstStep, Refusal, StepOutput
-from jaxserve.boundary.reports import LOGPROBS, TokenLogprobs
+from jaxserve.boundary.reports import LOGPROBS, PROMPT_SCORES, TokenLogprobs
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.client.output_processor import OutputProcessor
@@ -44,7 +44,7 @@ class Run:
     """One request, whose tokens the test makes up."""
 
     def __init__(self, tokenizer: Tokenizer | None, **options: Any):
-        self.outputs = OutputProcessor(tokenizer, Metrics("m"), ClientClock())
+        self.outputs = OutputProcessor(tokenizer, Metrics("m"), ClientClock(), keeps_groups=True)
         params = SamplingParams(**options)
         rule = StopRule(frozenset(), frozenset(), 0, 9)
         ids = [f"0.{index}" for index in range(params.n)]
@@ -161,6 +161,14 @@ def test_logprobs_in_few_lists(kind: RequestOutputKind) -> None:
         assert set(plain.logprobs[-1]) == {token, 9}
         assert flat.cumulative_logprob == plain.cumulative_logprob
     assert runs[1].step(7, told).prompt_logprobs == FlatLogprobs.of([None])
+
+
+def test_scores_of_a_prompt_are_told_where_they_were_asked_for() -> None:
+    """As in a server behind fronts; a replay does not ask for them again."""
+    run = Run(None)
+    scores = {PROMPT_SCORES: {"0.0": [TokenLogprobs([9], [-1.0], [1])]}}
+    assert run.take({"0.0": [7]}, reports=scores)[0].prompt_logprobs is None
+    assert run.outputs.unfinished("r").is_scored
 
 
 def test_a_repetition_is_told() -> None:

@@ -97,6 +97,17 @@ def test_swap_space_is_the_size_of_the_hosts_memory_for_pages() -> None:
         own_settings({"kv_offloading_backend": "lmcache"})
 
 
+def test_experts_are_spread_over_the_devices_of_one_engine() -> None:
+    asked = {"enable_expert_parallel": True, "tensor_parallel_size": 4}
+    assert own_settings(asked) == {"tensor_parallel_size": 4}
+    assert own_settings(asked | {"data_parallel_size": 1}) == {
+        "tensor_parallel_size": 4,
+        "data_parallel_size": 1,
+    }
+    with pytest.raises(ValidationError, match=r"enable_expert_parallel=True .*size=2 engines"):
+        own_settings(asked | {"data_parallel_size": 2})
+
+
 def test_a_value_that_is_refused_has_its_reason() -> None:
     for name, why in (("tokenizer_mode", "mistral-common"), ("config_format", "params.json")):
         with pytest.raises(ValidationError, match=f"{name}='mistral'.*{why}"):

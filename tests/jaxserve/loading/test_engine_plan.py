@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxserve import EngineConfig
 from jaxserve.engine.loop import Engine
+from jaxserve.errors import ValidationError
 from jaxserve.loading import engine_plan, pool_plan
 from jaxserve.loading.engine_build import build, load_engine
 from jaxserve.loading.engine_plan import EnginePlan, decide
@@ -101,6 +104,34 @@ def test_memory_decides_the_context_and_not_the_groups_of_layers(
     assert decided.runner(make_mesh(1)).page_groups.window == 40
     assert decided.layer_groups != replace_asked(decided, keep_window_only=False).layer_groups
     assert decided.of_steps != replace_asked(decided, keep_window_only=False).of_steps
+
+
+@pytest.mark.slow
+def test_a_gemma_whose_images_cannot_be_read_is_one_of_text(
+    model_folder: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = model_folder("gemma3_images")
+    bare, towerless = (shutil.copytree(whole, tmp_path / name) for name in ("bare", "towerless"))
+    (bare / "preprocessor_config.json").unlink()
+    weights = towerless / "model.safetensors"
+    tower = ("vision_tower", "multi_modal_projector")
+    held = {k: v for k, v in load_file(weights).items() if not any(one in k for one in tower)}
+    save_file(held, weights)
+    for folder, settings, told in (
+        (bare, {}, "preprocessor_config.json"),
+        (whole, {"max_num_seqs": 3, "max_num_batched_tokens": 11}, "max_num_batched_tokens=11"),
+        (towerless, {}, "with an encoder"),
+    ):
+        caplog.clear()
+        decided = decided_for(asked_for(folder, **settings))
+        assert not decided.has_encoder and told in caplog.text
+        with pytest.raises(ValidationError, match=told):
+            decided_for(asked_for(folder, **settings, limit_mm_per_prompt=2))
+    assert decided_for(asked_for(whole)).has_encoder
+    folder = shutil.copytree(model_folder("llava"), tmp_path / "llava")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ValidationError, match="preprocessor_config"):
+        decided_for(asked_for(folder))
 
 
 def replace_asked(decided: EnginePlan, **changes: Any) -> EnginePlan:

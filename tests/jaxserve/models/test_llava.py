@@ -1,4 +1,7 @@
-"""What the config.json of LLaVA says; tests/jaxserve/test_images.py has its numbers."""
+"""What the config.json of LLaVA, LLaVA-NeXT and Gemma 3 says of images.
+
+tests/jaxserve/test_images.py and its neighbours have their numbers.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,72 @@ def test_options() -> None:
         PUBLISHED | {"vision_feature_select_strategy": "full", "vision_feature_layer": [-1, 3, -25]}
     )
     assert full.images.places_per_cell == 577 and full.feature_layers == (24, 3, 0)
+
+
+NEXT = PUBLISHED | {"architectures": ["LlavaNextForConditionalGeneration"]}
+# what google/gemma-3-4b-it leaves unsaid is transformers' default
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "image_token_index": 262144,
+    "mm_tokens_per_image": 256,
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+    },
+}
+
+
+def test_tiles() -> None:
+    images = model_config_of(NEXT).images
+    assert images is not None and images.tiling is not None
+    assert images.shape == (0, 3, 336, 336) and images.row == (3, 336, 336)
+    assert images.tiling.sizes[-1] == (336, 1008) and images.patches_per_row == 576
+    assert images.places((5, 3, 336, 336), (672, 672)) == 576 + 48 * 49
+
+
+def test_squares_of_gemma() -> None:
+    made: Any = model_config_of(GEMMA)
+    images = made.images
+    assert (images.token_id, images.shape) == (262144, (3, 896, 896))
+    assert images.places(images.shape) == 256 and images.patches_per_row == 4096
+    assert images.sees_whole and made.vision.hidden_act == "gelu_pytorch_tanh"
+    text = {name: value for name, value in GEMMA.items() if name != "vision_config"}
+    assert model_config_of(text).images is None
+
+
+@pytest.mark.parametrize(
+    ("config", "changed", "field"),
+    [
+        (NEXT, {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy"),
+        (NEXT, {"image_grid_pinpoints": [[336, 500]]}, "image_grid_pinpoints"),
+        (NEXT, {"image_grid_pinpoints": 5}, "image_grid_pinpoints"),
+        (NEXT, {"image_grid_pinpoints": []}, "image_grid_pinpoints"),
+        (GEMMA, {"mm_tokens_per_image": 250}, "mm_tokens_per_image"),
+        (GEMMA, {"mm_tokens_per_image": 9}, "mm_tokens_per_image"),
+        (GEMMA, {"text_config": GEMMA["text_config"] | {"sliding_window": 255}}, "sliding_window"),
+        (GEMMA, {"image_token_index": 262208}, "image_token_index"),
+        (GEMMA, {"vision_config": {"model_type": "clip_vision_model"}}, "vision_config.model_type"),
+        (GEMMA, {"vision_config": {"image_size": 225}}, "vision_config.image_size"),
+    ],
+)
+def test_what_is_refused_of_others(
+    config: dict[str, Any], changed: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        model_config_of(config | changed)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(

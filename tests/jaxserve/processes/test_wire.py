@@ -13,7 +13,24 @@ import msgpack
 import pytest
 
 from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
+from jaxserve.boundary.front_messages import (
+    AddCall,
+    Drain,
+    EngineStanding,
+    FrontClose,
+    FrontReady,
+    FrontStart,
+    HttpAnswer,
+    HttpRequest,
+    HttpTaken,
+    Left,
+    RequestEnd,
+    RequestFailure,
+    Stopped,
+)
 from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
+from jaxserve.boundary.image_facts import ImageFacts
+from jaxserve.boundary.image_tiles import Tiling
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -92,7 +109,7 @@ ADD = AddGroup(
     "salt",
     BeamSearchParams(3, 7, early_stopping="never", length_penalty=0.5),
     PoolingParams("mean", False, 2),
-    [PromptSpan("a", 0, 2, (1, 4), b"\x00\xff\x80?"), PromptSpan("b", 2, 1, (), b"")],
+    [PromptSpan("a", 0, 2, (1, 4), b"\x00\xff\x80?", (3, 5)), PromptSpan("b", 2, 1, (), b"")],
     "start: x",
     [8, 9],
     Thoughts("<t>", "</t>", True, ("<s>", "")),
@@ -132,6 +149,7 @@ OUTPUT = StepOutput(
     failed={"7.0": Refusal("extra_args.a", "{1: 2}", "a number"), "8.0": None},
 )
 CONFIG = EngineConfig(model="m", hf_overrides={"a": [1, {"b": 2}]}, served_model_name=("x", "y"))
+IMAGES = ImageFacts(9, (0, 3, 4, 4), 5, tiling=Tiling(((4, 8), (8, 4)), 4, 2))
 ALL: list[Body] = [
     ADD,
     Abort(["7.0"]),
@@ -140,13 +158,26 @@ ALL: list[Body] = [
     FirstSteps(["7.0"]),
     StepEstimate(20.5, True),
     Start(CONFIG, 20, "json"),
-    Ready(resolved(CONFIG), ModelSizes(5, 6, 7, (3, 4), ("a",), (2, 4)), "/m", "/t", 99),
+    Ready(resolved(CONFIG), ModelSizes(5, 6, 7, (3, 4), ("a",), (2, 4), IMAGES), "/m", "/t", 99),
     StartRefusal("no"),
     Sync(),
     GrammarTokens("{}", 9, [2, 3]),
     TryGrammar(7, "start: x"),
     SlowGrammar(7),
     Verdict(7, "what compiles", True, "start: x"),
+    FrontStart(CONFIG, {"port": 1}, [{"key": "k"}], "1", 2, 3, 4, 5, 6),
+    FrontReady(),
+    EngineStanding("silent", "why", 3, 0.5),
+    AddCall(["a"], [ADD], [[b"\x00"]]),
+    Stopped(["1:7.0"]),
+    Left("a"),
+    RequestEnd("a", None),
+    RequestFailure("a", "QueueFullError", "t", "limit", 1.5, "client", "f", "v", "w"),
+    HttpRequest(1, {"headers": [[b"a", b"b"]]}, b"body"),
+    HttpAnswer(1, {"type": "http.response.body", "body": b"x"}),
+    HttpTaken(1, True),
+    Drain(0.5),
+    FrontClose(),
 ]
 
 

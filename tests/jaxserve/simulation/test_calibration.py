@@ -53,6 +53,22 @@ def test_deviations_are_those_of_the_recording(tmp_path):
     assert smooth.gaps.percentile(99) < 0.7 * exact.gaps.percentile(99)
 
 
+def test_long_steps_that_deviate_do_not_spoil_short_ones(tmp_path):
+    """Steps with prompts take longer beside many keys; decode steps are as the formula says."""
+
+    def uneven(shape, plan):
+        keys = sum(plan.rows.starts[: plan.num_decode])
+        return plain(shape, plan) * (1.0 + 0.005 * keys if shape.num_prefill else 1.0)
+
+    setting = small_setting()
+    trace = read_trace(write_trace(tmp_path / "trace.jsonl", setting, uneven))
+    load = Workload(60, 5.0, input_len=60, output_len=30, range_ratio=0.5, seed=7)
+    exact, fitted = compared(trace, setting, load)
+    for percent in (10, 50):
+        wanted = exact.gaps.percentile(percent)
+        assert fitted.gaps.percentile(percent) == pytest.approx(wanted, rel=0.03)
+
+
 def test_what_was_not_seen_is_judged_by_its_size(tmp_path):
     trace = read_trace(write_trace(tmp_path / "trace.jsonl"))
     larger = small_setting(max_num_seqs=32, max_num_batched_tokens=256)

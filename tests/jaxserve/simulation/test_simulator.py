@@ -68,6 +68,16 @@ def test_a_request_that_comes_within_a_step_waits_for_the_one_behind_it():
     assert alone.first[1] == pytest.approx(0.1 + STEP_S)
 
 
+def test_the_server_reads_requests_one_after_the_other():
+    times = Even()
+    times.intake = 0.004
+    load = [TracedRequest(1.0, 10, 1)] * 3 + [TracedRequest(2.0, 10, 1)]
+    served = Simulation(small_setting(), times).run(load)
+    assert served.started[0] == pytest.approx(1.004)
+    assert served.started[2] >= 1.012, "the third is read behind the two before it"
+    assert served.started[3] == pytest.approx(2.004), "and one that comes alone waits for none"
+
+
 def test_every_token_but_the_first_has_a_gap_also_after_preemptions():
     load = Workload(60, 400.0, input_len=150, output_len=60, range_ratio=0.8)
     served = run(load, settings(num_pages=66))

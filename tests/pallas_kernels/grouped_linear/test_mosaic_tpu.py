@@ -103,3 +103,13 @@ def test_other_shapes_are_refused_by_name(
     found = refusal(jnp.zeros(shape, dtype), "mosaic_tpu")
     assert (found is None) == covered and not takes_blocks("mosaic_tpu")
     assert covered or (isinstance(found, KernelError) and found.field.startswith("weight."))
+
+
+def test_scales_of_8_bits_by_group_are_refused() -> None:
+    """A weight of 8 bits has one scale an output there."""
+    weight = Fp8Weight(jnp.zeros((2, 128, 256), jnp.float8_e4m3fn), jnp.ones((2, 2, 128)))
+    found = refusal(weight, "mosaic_tpu")
+    assert found is not None and found.field == "weight.scale" and refusal(weight, "xla") is None
+    x, sizes = jnp.zeros((4, 256)), jnp.asarray([4, 0], jnp.int32)
+    with pytest.raises(KernelError, match=r"weight\.scale=by group"):
+        grouped_linear(x, weight, sizes, backend="mosaic_tpu", interpret=True)

@@ -10,6 +10,7 @@ from pallas_kernels.hopper.registers import RegisterSplit
 from pallas_kernels.paged_attention.hopper.prefill import registers
 from pallas_kernels.quantized_matmul.formats import quantize_int4
 from pallas_kernels.quantized_matmul.mosaic_gpu_plan import plan_of
+from pallas_kernels.quantized_matmul.operands import Operands
 
 
 def test_a_sum_above_what_the_launch_owns_is_refused() -> None:
@@ -39,7 +40,7 @@ def test_every_head_dim_of_prefill_has_a_split(head_dim) -> None:
 def test_products_that_move_registers_have_a_split() -> None:
     weight = quantize_int4(jnp.ones((256, 512), jnp.float32), group=128)
     few, many = (
-        plan_of(jnp.ones((rows, 512), jnp.bfloat16), weight, None, staged=False)
+        plan_of(Operands.of(jnp.ones((rows, 512), jnp.bfloat16), weight), None, staged=False)
         for rows in (8, 512)
     )
     assert few.registers is None

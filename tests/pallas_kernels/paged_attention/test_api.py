@@ -135,3 +135,43 @@ def test_import_loads_no_gpu_compiler():
         check=True,
     )
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("backend", ["native", "xla", "reference"])
+def test_rows_of_prefill_may_see_tokens_behind_themselves(backend):
+    """Against dense attention, with a window that counts from each row's own position."""
+    rng, tokens, window = np.random.default_rng(0), 70, 9
+    last = np.arange(tokens)
+    for first, behind in ((3, 12), (20, 55), (60, 70)):
+        last[first:behind] = behind - 1
+    pages = rng.standard_normal((6, 16, 2, 2, 16), np.float32)
+    table = jnp.asarray(rng.permutation(6)[:5][None], jnp.int32)
+    held = pages[np.asarray(table[0])].reshape(80, 2, 2, 16)[:tokens]
+    q = rng.standard_normal((tokens, 4, 16), np.float32)
+    key, row = np.arange(tokens), np.arange(tokens)[:, None]
+    seen = (key <= last[:, None]) & (row - key < window)
+    scores = np.einsum("tkgd,skd->kgts", q.reshape(tokens, 2, 2, 16), held[:, 0]) / 4
+    weights = np.where(seen, np.exp(scores - scores.max()), 0)
+    weights /= weights.sum(-1, keepdims=True)
+    wanted = np.einsum("kgts,skd->tkgd", weights, held[:, 1]).reshape(q.shape)
+    context = 5  # those before are not among the rows
+    lanes = PrefillLanes(*(jnp.array([x], jnp.int32) for x in (2, tokens - context, context)))
+    region = np.pad(q[context:], ((2, 3), (0, 0), (0, 0)))
+    out = paged_prefill_attention(
+        jnp.asarray(region),
+        jnp.asarray(pages),
+        table,
+        lanes,
+        scale=0.25,
+        window=window,
+        last_seen=jnp.asarray(np.pad(last[context:], (2, 3)), jnp.int32),
+        backend=backend,
+    )
+    assert np.abs(np.asarray(out)[2:-3] - wanted[context:]).max() < 2e-5
+    with pytest.raises(KernelError, match="last_seen"):
+        paged_prefill_attention(
+            *(jnp.zeros((8, 4, 64)), jnp.zeros((6, 16, 2, 2, 64)), table, lanes),
+            scale=1.0,
+            last_seen=jnp.zeros(8, jnp.int32),
+            backend="triton",
+        )

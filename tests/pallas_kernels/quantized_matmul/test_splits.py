@@ -11,6 +11,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from pallas_kernels.multiprocessors import multiprocessors
 from pallas_kernels.quantized_matmul import mosaic_gpu_plan, triton
+from pallas_kernels.quantized_matmul.operands import Operands
 from pallas_kernels.quantized_matmul.splits import (
     MAX_SPLITS,
     MIN_STEPS,
@@ -37,7 +38,7 @@ def mosaic_gpu_splits(rows: int, product: tuple[int, int], kind: str = "int4 128
     x = jax.ShapeDtypeStruct((rows, inputs), jnp.bfloat16)
     weight = abstract_weight(outputs, inputs, kind)
     with on(H200):
-        return mosaic_gpu_plan.plan_of(x, weight, None, staged=False).splits
+        return mosaic_gpu_plan.plan_of(Operands.of(x, weight), None, staged=False).splits
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
@@ -85,7 +86,7 @@ def test_a_smaller_gpu_divides_less():
 
     def splits(device: AbstractDevice) -> int:
         with on(device):
-            return triton._plan(x, weight, None).splits
+            return triton.plan_of(Operands.of(x, weight), None).splits
 
     assert splits(A100) > splits(AbstractDevice("NVIDIA A30", 56, "gpu"))
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import bundled_model_path
+from checkpoints import bundled_model_path, bundled_picture_model_path
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.flags import integer, json_object
 from jaxserve.config.settings import Integer, Switch, defaults_of, settings_of
 from jaxserve.errors import ValidationError
 from server.cli import build_parser
-from server.commands.engine_flags import SERVER_QUEUE, engine_config
+from server.commands.engine_flags import PICTURES, SERVER_QUEUE, engine_config
 
 
 @pytest.fixture
@@ -148,6 +148,10 @@ def test_the_bundled_model_is_the_default() -> None:
     made = config()
     assert made.model == str(bundled_model_path())
     assert made.served_model_name == (bundled_model_path().name,)
+    made = config(PICTURES)
+    assert made.model == str(bundled_picture_model_path())
+    assert made.served_model_name == (PICTURES,)
+    assert config(PICTURES, "--served-model-name", "seer").served_model_name == ("seer",)
 
 
 @pytest.mark.parametrize(

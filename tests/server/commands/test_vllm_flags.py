@@ -56,7 +56,6 @@ def test_the_flags_of_a_usual_command_line() -> None:
         ["--enable-lora"],
         ["--pipeline-parallel-size", "2"],
         ["--middleware", "a.b"],
-        ["--api-server-count", "4"],
         ["--response-role", "bot"],
         ["--lora-modules", "a=b"],
         ["--speculative-config", '{"method": "ngram"}'],
@@ -72,6 +71,15 @@ def test_the_runner_of_embeddings_is_the_setting(runner: str, embeds: bool) -> N
     args = build_parser("serve").parse_args(["serve", "--runner", runner])
     check_vllm_flags(args)
     assert engine_config(args).enable_embeddings is embeds
+
+
+def test_flags_are_read_together() -> None:
+    words = ["serve", "--hf-overrides", '{"max_model_len": 64}']
+    args = build_parser("serve").parse_args(words)
+    check_vllm_flags(args)
+    assert (args.max_model_len, args.hf_overrides) == (64, None)
+    assert checked("--enable-expert-parallel", "-tp", "2") is None
+    assert checked("--enable-expert-parallel", "-dp", "2") == "--enable-expert-parallel"
 
 
 def test_every_refusal_has_a_reason() -> None:

@@ -23,6 +23,7 @@ OK: dict[str, dict[str, Any]] = {
     "classify": {"input": "a"},
     "score": {"queries": "a", "documents": ["b"]},
     "rerank": {"query": "a", "documents": ["b"]},
+    "embed_v2": {"texts": ["a"]},
 }
 OTHERS: list[Any] = [True, 5, "x", [1], {"a": 1}]
 ENGINE = FakeEngine(enable_embeddings=True)

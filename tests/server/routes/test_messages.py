@@ -324,7 +324,8 @@ def test_usage_of_the_prefix_cache(engine: FakeEngine) -> None:
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type='image'"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "assistant", "content": [IMAGE]}]}, "messages[0].content[0].type"),
     (
         {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
         "messages[0].content[0].type='document'",
@@ -411,6 +412,13 @@ def test_refusals(
     body = {"messages": [USER], "max_tokens": 9} | fields
     refused(client.post(ROUTE, json=body), 400, "invalid_request_error", field)
     assert not engine.started
+
+
+def test_clients_go_on_without_a_thread(client: TestClient) -> None:
+    body = {"messages": [USER], "max_tokens": 9, "thread": {"type": "create"}}
+    response = client.post(ROUTE, json=body)
+    refused(response, 400, "invalid_request_error", "thread")
+    assert response.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
 def test_errors_have_anthropics_shape(engine: FakeEngine) -> None:

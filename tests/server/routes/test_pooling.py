@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from jaxserve import PoolingParams
 from server.app import create_app
+from server.routes import embed_v2
 from tests.server.fake_engine import FakeEngine
 
 PATH = "/v1/embeddings"
@@ -249,3 +250,77 @@ def test_a_server_without_embeddings_says_so() -> None:
         assert client.post("/classify", json={"input": [5]}).json()["error"] == error
     assert error["param"] == "model" and error["code"] == 400
     assert "--enable-embeddings" in error["message"]
+
+
+TYPED = "/v2/embed"
+
+
+def test_vectors_have_coheres_types(
+    client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ["float", "base64", "binary", "ubinary"]
+    answer = client.post(TYPED, json={"texts": ["a", "bc"], "embedding_types": kinds}).json()
+    assert answer.pop("id").startswith("embd-")
+    numbers = base64.b64encode(np.array([2, 0.1], "<f4").tobytes()).decode()
+    assert answer == {
+        "embeddings": {
+            "float": [[2.0, 0.1]] * 2,
+            "base64": [numbers] * 2,
+            "binary": [[64]] * 2,
+            "ubinary": [[192]] * 2,
+        },
+        "texts": ["a", "bc"],
+        "meta": {
+            "api_version": {"version": "2"},
+            "billed_units": {"input_tokens": 5, "image_tokens": 0},
+        },
+        "response_type": "embeddings_by_type",
+    }
+    assert engine.poolings == [PoolingParams(task="embed")] * 2
+    assert set(client.post(TYPED, json={"texts": ["a"]}).json()["embeddings"]) == {"float"}
+    made: list[str] = []
+    monkeypatch.setattr(embed_v2, "typed_vectors", lambda kind, vectors: made.append(kind))
+    client.post(TYPED, json={"texts": ["a"], "embedding_types": ["binary"] * 4})
+    assert made == ["binary"], "each once"
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({}, [2, *b"abcdefghij"]),
+        ({"max_tokens": 3}, [2, *b"ab"]),
+        ({"max_tokens": 3, "truncate": "START"}, [2, *b"ij"]),
+        ({"truncate": "NONE"}, [2, *b"abcdefghij"]),
+    ],
+)
+def test_texts_are_cut_at_an_end(
+    client: TestClient, engine: FakeEngine, asked: dict[str, Any], kept: list[int]
+) -> None:
+    assert client.post(TYPED, json={"texts": ["abcdefghij"]} | asked).status_code == 200
+    assert engine.prompts == [kept]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "texts"),
+        ({"texts": []}, "texts"),
+        ({"texts": ["a", ""]}, "texts"),
+        ({"texts": "a"}, "texts"),
+        ({"texts": ["a" * 99], "truncate": "NONE"}, "texts"),
+        ({"texts": ["abc"], "truncate": "NONE", "max_tokens": 3}, "texts"),
+        ({"texts": ["a"], "max_tokens": 99}, "max_tokens"),
+        ({"texts": ["a"], "max_tokens": 0}, "max_tokens"),
+        ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate"),
+        ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types"),
+        ({"texts": ["a"], "embedding_types": ["base64"] * 5}, "embedding_types"),
+        ({"texts": ["a"], "embedding_types": ["base64"] * 170_000}, "embedding_types"),
+        ({"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 4}, "embedding_types"),
+        ({"texts": ["a"], "output_dimension": 9}, "output_dimension"),
+        ({"texts": ["a"], "input_type": "search_query"}, "input_type"),
+        ({"images": ["data:"]}, "images"),
+    ],
+)
+def test_what_coheres_api_is_refused(client: TestClient, body: dict[str, Any], param: str) -> None:
+    response = client.post(TYPED, json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,6 +172,9 @@ def test_formats_of_the_text(client: TestClient, engine: UnconstrainedEngine) ->
     told = ask(client, text={"format": form, "verbosity": "low"})
     asked = engine.constraint
     assert asked is not None and asked.json == SCHEMA and told["text"]["format"] == form
+    assert asked.disable_additional_properties
+    ask(client, text={"format": form | {"strict": False}})
+    assert engine.constraint == replace(asked, disable_additional_properties=False)
     ask(client, text={"format": {"type": "json_object"}})
     asked = engine.constraint
     assert asked is not None and asked.json_object

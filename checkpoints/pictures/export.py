@@ -1,0 +1,84 @@
+"""The picture model's shape, and its Hugging Face files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import (
+    CLIPVisionConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
+
+from checkpoints.pictures.tokenizer import IMAGE, MAX_LENGTH, PATCH, SIDE
+from checkpoints.tiny.tokenizer import BOS_ID, END_ID, PAD_ID
+
+
+def model_config(tokenizer: Tokenizer) -> LlavaConfig:
+    """Shape of the picture model: a tower of four layers, and a Llama of four."""
+    tower = CLIPVisionConfig(
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        image_size=SIDE,
+        patch_size=PATCH,
+        hidden_act="gelu",
+        projection_dim=128,
+    )
+    text = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=BOS_ID,
+        eos_token_id=END_ID,
+        pad_token_id=PAD_ID,
+    )
+    return LlavaConfig(
+        vision_config=tower,
+        text_config=text,
+        image_token_index=tokenizer.token_to_id(IMAGE),
+        image_seq_length=(SIDE // PATCH) ** 2,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+        projector_hidden_act="gelu",
+        tie_word_embeddings=True,
+    )
+
+
+def save_model(model: LlavaForConditionalGeneration, folder: Path) -> None:
+    """Write ``model.safetensors``, ``config.json`` and ``generation_config.json``.
+
+    The files are written aside and moved, so that a run that is stopped leaves whole files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / "draft"
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS_ID, eos_token_id=END_ID, pad_token_id=PAD_ID, do_sample=False
+    )
+    model.save_pretrained(draft)
+    for path in sorted(draft.iterdir()):
+        path.chmod(0o644)  # safetensors creates files that only their owner can read
+        path.replace(folder / path.name)
+    shutil.rmtree(draft)
+
+
+def load_model(folder: Path) -> LlavaForConditionalGeneration:
+    """The exported model in ``folder``, in float32, for inference."""
+    model = LlavaForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()

@@ -1,0 +1,1 @@
+"""Several processes that answer HTTP on one port, before one server that has the engine."""

@@ -1,0 +1,229 @@
+"""The fronts of a server: started, told of the engine's steps, replaced when they die.
+
+The server's process has the engine's client, the ledger, the metrics, kept responses and everything
+else that there is once. It accepts no connection: fronts do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+
+from starlette.types import ASGIApp
+
+from jaxserve.async_engine import AsyncEngine
+from jaxserve.boundary.front_messages import Drain, EngineStanding, FrontClose, FrontStart
+from jaxserve.boundary.messages import StepOutput
+from jaxserve.errors import EngineDeadError
+from server.counts import REFUSED, Cell
+from server.fronts.board import Board
+from server.fronts.front_process import FrontProcess
+from server.fronts.step_slices import slices
+from server.http_settings import DRAIN_S
+from server.keys import ApiKey
+from server.service import Service
+
+logger = logging.getLogger("jaxserve.server")
+
+LOOK_S = 0.1  # between two looks at the engine
+POLL_S = 0.02
+MOST_DEATHS = 3  # of a front in a row, before it has answered
+OWN_ROW = 0  # of the board: the server's
+
+
+class Hub:
+    """The fronts of one server; the thread of its event loop uses them.
+
+    Args:
+        args: the flags of `jaxserve serve`, checked.
+        keys: the API keys.
+        listener: the socket that clients connect to.
+
+    Attributes:
+        counts: of the server's process.
+        error: why no front can be kept running; None: they run.
+    """
+
+    def __init__(self, args: argparse.Namespace, keys: Sequence[ApiKey], listener: socket.socket):
+        self._args, self._keys, self._listener = args, keys, listener
+        count = args.api_server_count
+        self._board = Board(1 + count, len(keys))
+        self.counts = self._board.counts(OWN_ROW)
+        self.error: str | None = None
+        self._fronts: list[FrontProcess | None] = [None] * count
+        self._by_name: dict[str, FrontProcess] = {}
+        self._deaths = [0] * count  # in a row
+        self._num_started = 0
+        self._is_loaded = self._is_ending = False
+        self._standing = EngineStanding("loading")
+        self._refused = dict.fromkeys(REFUSED, 0.0)
+
+    def serve(self, service: Service, app: ASGIApp) -> None:
+        """Serve by an application, which answers what fronts do not."""
+        self._service, self._app = service, app
+
+    def begin(self) -> None:
+        """Start the fronts, which wait for the engine, and look after them from now on.
+
+        Raises:
+            EngineDeadError: one cannot be started.
+        """
+        for place, _ in enumerate(self._fronts):
+            self._start(place)
+        self._engine.client.on_step = self._stepped
+        pids = {f"front-{place}": partial(self._pid, place) for place, _ in enumerate(self._fronts)}
+        self._engine.metrics.watch_processes(pids)
+        self._looking = asyncio.ensure_future(self._look())
+
+    def load(self) -> None:
+        """The engine is ready: the fronts are told what it is."""
+        self._is_loaded = True
+        self._standing = self._now()
+        for front in self._by_name.values():
+            self._tell_engine(front)
+
+    async def wait_ready(self) -> None:
+        """Wait until all fronts answer, or `error` says why they never will."""
+        while not self.error and not all(one is not None and one.is_ready for one in self._fronts):
+            await asyncio.sleep(POLL_S)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until no front has a request any more, as long as that."""
+        self._is_ending = True
+        fronts = [*self._by_name.values()]
+        for front in fronts:
+            front.send(Drain(seconds))
+        waits = [one.drained.wait() for one in fronts]
+        try:
+            await asyncio.wait_for(asyncio.gather(*waits), seconds)
+        except TimeoutError:
+            return
+
+    async def settle(self) -> None:
+        """Wait until the answers are made that fronts pass on, at most as long as connections."""
+        deadline = time.monotonic() + DRAIN_S
+        while any(one.num_answers for one in self._by_name.values()):
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(POLL_S)
+
+    def close(self) -> None:
+        """End the fronts, once their connections have ended."""
+        self._is_ending = True
+        fronts = [*self._by_name.values()]
+        for front in fronts:
+            front.send(self._now())
+            front.send(FrontClose())
+        deadline = time.monotonic() + DRAIN_S + 1
+        for front in fronts:
+            front.wait(max(0.1, deadline - time.monotonic()))
+
+    # -- within ----------------------------------------------------------------------------------
+
+    def _pid(self, place: int) -> int | None:
+        front = self._fronts[place]
+        return None if front is None else front.pid
+
+    @property
+    def _engine(self) -> AsyncEngine:
+        return self._service.engine
+
+    def _start(self, place: int) -> None:
+        self._num_started += 1
+        flags = {name: value for name, value in vars(self._args).items() if name != "func"}
+        start = FrontStart(
+            self._engine.asked,
+            flags,
+            [asdict(one) for one in self._keys],
+            str(self._num_started),
+            1 + place,
+            self._board.rows,
+            self._board.descriptor,
+            self._listener.fileno(),
+            self._service.created,
+        )
+        front = FrontProcess(start, self._service, self._app, self._ended, self._tell_standing)
+        self._fronts[place] = self._by_name[front.name] = front
+        if self._is_loaded:
+            self._tell_engine(front)
+
+    def _tell_engine(self, front: FrontProcess) -> None:
+        ready = self._engine.client.ready
+        assert ready is not None
+        front.send(ready)
+        front.send(self._standing)
+
+    def _ended(self, front: FrontProcess, how: str) -> None:
+        """A front has ended: its requests do, and another one takes its place."""
+        front.lost()
+        self._by_name.pop(front.name, None)
+        if self._is_ending:
+            return
+        self._board.clear(front.row)
+        place = front.row - 1
+        self._deaths[place] = 0 if front.is_ready else self._deaths[place] + 1
+        logger.error("a front process %s: another one is started", how)
+        self._fronts[place] = None
+        if self._deaths[place] < MOST_DEATHS:
+            try:
+                return self._start(place)
+            except EngineDeadError as error:
+                how = str(error)
+        self.error = f"the front processes of --api-server-count cannot be kept running: one {how}"
+
+    def _stepped(self, step: StepOutput) -> None:
+        for name, part in slices(step).items():
+            front = self._by_name.get(name)
+            if front is not None:
+                front.send(part)
+
+    async def _look(self) -> None:
+        """Tell fronts how the engine stands, and add up what they have counted."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self._tell_standing()
+                self._add_up()
+            except Exception:
+                logger.exception("fronts could not be told how the engine stands")
+
+    def _tell_standing(self) -> None:
+        """Tell fronts whether the engine serves and how full it is, where that has changed."""
+        now = self._now()
+        if now != self._standing:
+            self._standing = now
+            for front in self._by_name.values():
+                front.send(now)
+
+    def _now(self) -> EngineStanding:
+        word, text = self._word()
+        stats = self._engine.client.stats()
+        return EngineStanding(word, text, stats.num_waiting, stats.page_usage)
+
+    def _word(self) -> tuple[str, str]:
+        engine = self._engine
+        if engine.is_dead:
+            return "dead", str(engine.error or "the engine was shut down")
+        if engine.is_restarting:
+            return "restarting", ""
+        if not (self._is_loaded and engine.is_ready):
+            return "loading", ""
+        if engine.refusal is not None:
+            return "paused", engine.refusal
+        silence = engine.silence
+        return ("ok", "") if silence is None else ("silent", silence)
+
+    def _add_up(self) -> None:
+        total = self.counts.total
+        self._engine.clock.elsewhere = total(Cell.TEXT_S), total(Cell.HTTP_S)
+        for limit, cell in REFUSED.items():
+            count = total(cell) - self._refused[limit]
+            if count:
+                self._refused[limit] += count
+                self._engine.metrics.record_refused(limit, int(count))

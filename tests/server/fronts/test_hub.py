@@ -1,0 +1,104 @@
+"""When fronts are replaced, and when the server gives them up."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxserve.boundary.front_messages import EngineStanding
+from server.counts import Cell
+from server.fronts import hub as module
+from server.fronts.hub import MOST_DEATHS, Hub
+
+
+class Front:
+    def __init__(self, start: Any, *_: Any):
+        self.name, self.row, self.is_ready = start.name, start.row, False
+        self.is_lost = False
+        self.sent: list[Any] = []
+        self.send = self.sent.append
+
+    def lost(self) -> None:
+        self.is_lost = True
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made: list[Front] = []
+
+    def make(*given: Any) -> Front:
+        made.append(Front(*given))
+        return made[-1]
+
+    monkeypatch.setattr(module, "FrontProcess", make)
+    with socket.socket() as listener:
+        hub: Any = Hub(argparse.Namespace(api_server_count=1), [], listener)
+        service: Any = SimpleNamespace(engine=SimpleNamespace(asked=None), created=0)
+        hub.serve(service, None)
+        hub.made = made
+        hub._start(0)
+        yield hub
+
+
+def test_a_front_that_has_answered_is_replaced_however_often_it_dies(hub: Any) -> None:
+    hub._board.counts(1).put(Cell.CONNECTIONS, 7)
+    for count in range(1, 2 * MOST_DEATHS):
+        hub.made[-1].is_ready = True
+        hub._ended(hub.made[-1], "was ended by signal 9 (SIGKILL)")
+        assert hub.made[-2].is_lost and hub.error is None and len(hub.made) == 1 + count
+    assert len({one.name for one in hub.made}) == len(hub.made), "no name comes again"
+    assert {one.row for one in hub.made} == {1} and hub.counts.total(Cell.CONNECTIONS) == 0
+
+
+def test_one_that_dies_before_it_answers_ends_the_server(hub: Any) -> None:
+    for _ in range(MOST_DEATHS):
+        assert hub.error is None
+        hub._ended(hub.made[-1], "ended with exit code 1")
+    assert len(hub.made) == MOST_DEATHS and "ended with exit code 1" in hub.error
+
+
+def test_nothing_is_started_once_the_server_ends(hub: Any) -> None:
+    hub._is_ending = True
+    hub._ended(hub.made[-1], "ended with exit code 0")
+    assert len(hub.made) == 1 and hub.made[0].is_lost and hub.error is None
+
+
+def test_fronts_hear_that_the_engine_serves_once_they_know_what_it_is(hub: Any) -> None:
+    stats = SimpleNamespace(num_waiting=2, page_usage=0.25)
+    engine = hub._service.engine
+    engine.client = SimpleNamespace(stats=lambda: stats, ready="ready")
+    engine.is_dead = engine.is_restarting = False
+    engine.is_ready, engine.refusal, engine.silence = True, None, None
+    sent = hub.made[0].sent
+    hub._tell_standing()
+    assert sent == [EngineStanding("loading", "", 2, 0.25)]
+    hub.load()
+    hub._tell_standing()
+    assert sent[1:] == ["ready", EngineStanding("ok", "", 2, 0.25)]
+    stats.num_waiting = 3
+    hub._tell_standing()
+    assert sent[3:] == [EngineStanding("ok", "", 3, 0.25)]
+
+
+def test_a_look_that_fails_is_not_the_last(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[None] = []
+
+    def fail() -> None:
+        looks.append(None)
+        raise ValueError
+
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(hub, "_tell_standing", fail)
+
+    async def run() -> None:
+        looking = asyncio.ensure_future(hub._look())
+        while len(looks) < 2:
+            await asyncio.sleep(0)
+        looking.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 5))
