@@ -14,11 +14,14 @@ async def list_models(request: Request) -> Response:
     """All names that the server answers to."""
     service = Service.of(request)
     service.require_ready()
-    known = service.created, service.engine.max_model_len
+    known = [
+        (name, one.created, one.engine.max_model_len)
+        for one in service.models
+        for name in one.model_names
+    ]
     if is_anthropic(request.headers):
-        page = anthropic_page([anthropic_card(name, *known) for name in service.model_names])
-        return JSONResponse(page)
-    cards = [openai_card(name, *known) for name in service.model_names]
+        return JSONResponse(anthropic_page([anthropic_card(*one) for one in known]))
+    cards = [openai_card(*one) for one in known]
     return JSONResponse({"object": "list", "data": cards})
 
 
@@ -26,7 +29,9 @@ async def get_model(request: Request) -> Response:
     """One of the models; names may have slashes."""
     service = Service.of(request)
     service.require_ready()
-    name = service.resolve_model(request.path_params["name"])
+    asked = request.path_params["name"]
+    service = service.of_model(asked)
+    name = service.resolve_model(asked)
     card = anthropic_card if is_anthropic(request.headers) else openai_card
     return JSONResponse(card(name, service.created, service.engine.max_model_len))
 
