@@ -100,6 +100,7 @@ def test_one_that_does_not_serve_holds_up_none_other(
     assert client.post("/v1/completions", json={"prompt": "a", "model": "a"}).status_code == 503
     assert client.post("/v1/completions", json={"prompt": "a", "model": "b"}).status_code == 200
     told = client.get("/health")
+    assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["b", "org/b"]
     assert told.status_code == 503 and told.json()["models"] == {"a": "loading", "b": "ok"}
 
 
