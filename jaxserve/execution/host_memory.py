@@ -66,7 +66,9 @@ def host_pool_bytes(
 
 
 def _part(config: EngineConfig) -> str:
-    engines = config.data_parallel_size
+    engines, share = config.data_parallel_size, config.memory_share
+    if share < 1.0:
+        return f" to this model, {share:.0%} of what is free"
     return "" if engines == 1 else f" to each of {engines} engines (data_parallel_size)"
 
 
@@ -102,11 +104,13 @@ def trim() -> None:
 def share_of_host(asked: EngineConfig) -> int | None:
     """Bytes that this engine may use of what is available, `memory_reserve` left alone.
 
-    Engines that load at once, `data_parallel_size` of them, have equal parts; None where the system
-    does not say.
+    It is `memory_share` of them, and engines that load at once, `data_parallel_size` of them, have
+    equal parts; None where the system does not say.
     """
     available = available_bytes(reserve=asked.memory_reserve)
-    return None if available is None else available // asked.data_parallel_size
+    if available is None:
+        return None
+    return int(available * asked.memory_share) // asked.data_parallel_size
 
 
 def _gb(num_bytes: int) -> str:

@@ -24,8 +24,12 @@ SERVER_QUEUE = {
 PICTURES = "bundled-picture"  # in the place of a folder: the bundled model that reads pictures
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """`MODEL` or `--model MODEL`; the bundled model when neither is given."""
+def add_model_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """`MODEL` or `--model MODEL`; the bundled model when neither is given.
+
+    Args:
+        more: what else the flag's help says.
+    """
     parser.add_argument(
         "model_path",
         nargs="?",
@@ -34,7 +38,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         "model on the hub (default: the small model that comes with jaxserve; "
         f"{PICTURES}: the one that comes along and reads pictures)",
     )
-    parser.add_argument("--model", metavar="MODEL", help="the same as a flag")
+    parser.add_argument("--model", metavar="MODEL", help="the same as a flag" + more)
     # that of a --config file
     parser.add_argument("--default-model", metavar="MODEL", help=argparse.SUPPRESS)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -20,43 +22,49 @@ async def load(request: Request) -> Response:
 
 async def tokenizer_info(request: Request) -> Response:
     """The tokenizer's configuration, its chat template among it."""
-    service = Service.of(request)
+    service, *_ = Service.of(request).chosen(request)
     service.require_ready()
     return JSONResponse(service.engine.tokenizer.info())
 
 
 async def reset_prefix_cache(request: Request) -> Response:
     """Have nothing found any more that was computed so far; requests that run go on."""
-    service = Service.of(request)
-    service.require_ready()
-    await service.engine.reset_prefix_cache()
+    services = Service.of(request).chosen(request)
+    for service in services:
+        service.require_ready()
+    for service in services:
+        await service.engine.reset_prefix_cache()
     return Response(status_code=200)
 
 
 async def sleep(request: Request) -> Response:
     """End all requests, or wait for them, and free pages and weights until `/wake_up`."""
-    service = Service.of(request)
-    service.require_engine()
+    services = Service.of(request).chosen(request)
+    for service in services:
+        service.require_engine()
     given = request.query_params
     level, mode = given.get("level", "1"), given.get("mode", "abort")
     if level not in ("0", "1", "2"):
         raise ValidationError("level", level, "0, 1 or 2")
-    await service.controls.sleep(int(level), mode)
+    await asyncio.gather(*(one.controls.sleep(int(level), mode) for one in services))
     return JSONResponse({"status": "sleeping", "level": int(level)})
 
 
 async def wake_up(request: Request) -> Response:
     """Take the memory again that `/sleep` has freed, or the parts that `tags` name."""
-    service = Service.of(request)
-    service.require_engine()
+    services = Service.of(request).chosen(request)
+    for service in services:
+        service.require_engine()
     tags = request.query_params.getlist("tags") or None
-    is_awake = await service.controls.wake_up(tags)
+    is_awake = all([await one.controls.wake_up(tags) for one in services])
     return JSONResponse({"status": "awake" if is_awake else "sleeping", "tags": tags})
 
 
 async def is_sleeping(request: Request) -> Response:
-    """Whether the engine's memory is freed."""
-    return JSONResponse({"is_sleeping": await Service.of(request).controls.is_sleeping()})
+    """Whether the engine's memory is freed; of several models: that of all."""
+    services = Service.of(request).chosen(request)
+    asleep = [await one.controls.is_sleeping() for one in services]
+    return JSONResponse({"is_sleeping": all(asleep)})
 
 
 # field of `Options` -> its flag, and the routes
