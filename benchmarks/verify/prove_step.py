@@ -51,7 +51,7 @@ from jaxserve.compilation.compiler_options import compiler_options
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
 from jaxserve.execution.device_state import DeviceState, StateShape
-from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
+from jaxserve.execution.features import FAST, FULL_DECODE, Facts, draws_on, make_features
 from jaxserve.execution.memory_plan import (
     CacheBudget,
     plan_num_pages,
@@ -313,8 +313,8 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
     setting = with_pages(setting, weights)
     assert setting.num_pages
-    threshold = threshold_on(mesh, backends)
-    facts = Facts(config.vocab_size, MAX_LOGPROBS, model=config, threshold=threshold)
+    draws = draws_on(mesh, backends)
+    facts = Facts(config.vocab_size, MAX_LOGPROBS, model=config, draws=draws)
     features = make_features(facts)
     layout = BlobLayout(step, features, facts, setting.page_size)
     spec = StepSpec(

@@ -32,10 +32,10 @@ from jaxserve.execution.features import (
     ALL_NAMES,
     Facts,
     Feature,
+    draws_on,
     feature_sets,
     make_features,
     overrides,
-    threshold_on,
 )
 from jaxserve.execution.features.own_features import asked_features, made
 from jaxserve.execution.flops import StepFlops
@@ -159,7 +159,7 @@ class Runner:
             model_config.hidden_size,
             self.max_prefill_tokens,
             model_config,
-            threshold_on(mesh, backends),
+            draws_on(mesh, backends, apart=config.asked.deterministic),
             config.asked.deterministic,
             self._max_num_seqs,
         )

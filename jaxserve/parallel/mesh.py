@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jaxserve.errors import ValidationError
 
@@ -39,6 +39,11 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
         axis_types=(AxisType.Auto, AxisType.Auto),
         devices=available[:tensor_parallel_size],
     )
+
+
+def row_spec(rows: int, mesh: Mesh) -> PartitionSpec:
+    """How so many rows of logits lie: divided among the devices, or all of them on each."""
+    return PartitionSpec("model") if rows % mesh.shape["model"] == 0 else PartitionSpec()
 
 
 def is_divided(devices: int) -> bool:
