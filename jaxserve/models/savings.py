@@ -1,4 +1,4 @@
-"""What sparse experts and windows save, beside all experts for each token and all tokens before it."""
+"""What sparse experts and windows save, beside all experts and all tokens before for each token."""
 
 from __future__ import annotations
 
