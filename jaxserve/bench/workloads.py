@@ -101,6 +101,24 @@ def bytes_moved(items: list[WorkItem], num_steps: int, footprint: Footprint) -> 
     return num_steps * footprint.weight_bytes + context * footprint.kv_bytes_per_token
 
 
+def bytes_saved(
+    items: list[WorkItem], num_steps: int, config: ModelConfig, footprint: Footprint
+) -> int:
+    """Bytes of `bytes_moved` that need not be read: experts without a token, tokens before windows.
+
+    Of experts it is an estimate: tokens are routed evenly, and spread evenly over the steps.
+    """
+    from jaxserve.models.cost import Row
+    from jaxserve.models.savings import tokens_unread, weights_unread
+
+    rows = [Row(len(item.prompt_token_ids), item.output_len) for item in items]
+    tokens = sum(row.start + row.length for row in rows)
+    weights = (
+        num_steps * footprint.weight_bytes * weights_unread(config, tokens / max(1, num_steps))
+    )
+    return int(weights + tokens_unread(config, rows) * footprint.kv_bytes_per_token)
+
+
 def flops_of_items(items: list[WorkItem], n: int, config: ModelConfig, num_found: int) -> int:
     """Floating-point operations of requests of `n` sequences each.
 

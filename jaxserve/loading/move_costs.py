@@ -46,4 +46,6 @@ def measure_costs(engine: Engine) -> MoveCosts:
         runner.fetch(runner.dispatch(plan))
         seconds.append(time.monotonic() - begin)
     engine.features.ended(NAME)
-    return runner.move_costs(min(seconds) / num_tokens * scheduler.pages.page_size)
+    # of the pages that the groups of layers have for the same tokens each has its part
+    num_pages = num_tokens / scheduler.pages.page_size * scheduler.pages.groups.num_groups
+    return runner.move_costs(min(seconds) / num_pages)

@@ -7,6 +7,7 @@ get full or go away, so the engine's thread never touches it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -71,10 +72,10 @@ class ColdStore:
             raise PermissionError(f"{folder} is another user's, or others may write to it")
         self._files = self._scan()
         self._num_bytes = sum(self._files.values())
+        self._is_full = False
         self._seconds: deque[float] = deque([self._try_out()] * READS, READS)
         self._last_read = 0.0  # when it ended
         self._reading_since: float | None = None
-        self._is_full = False
         self._to_write: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._to_read: queue.SimpleQueue[tuple[Sequence[bytes], Deliver, Future[None]] | None] = (
             queue.SimpleQueue()
@@ -181,7 +182,7 @@ class ColdStore:
             path.unlink()
 
     def _try_out(self) -> float:
-        """Seconds that a page takes to be read and checked. Raises OSError."""
+        """Seconds that a page takes to be read and checked; 0 on a full disk. Raises OSError."""
         key = os.urandom(16)
         path = self._folder / self._name(key)
         try:
@@ -190,6 +191,11 @@ class ColdStore:
             if self._checked(self._name(key), key) is None:
                 raise OSError(f"{path} does not hold what was written to it")
             return time.monotonic() - begin
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self._files:
+                raise
+            self._write_no_more(error)  # what is there can be read
+            return 0.0
         finally:
             path.unlink(missing_ok=True)
 
@@ -203,17 +209,20 @@ class ColdStore:
                 self._make_room(HEADER.size + len(data))
                 self._write(key, data)
             except OSError as error:
-                self._is_full = True
-                logger.warning(
-                    "kv_offloading_path=%s: %s; no more pages are written there until the next "
-                    "start, and the engine serves on",
-                    self._folder,
-                    error,
-                )
+                self._write_no_more(error)
                 continue
             with self._lock:
                 self._files[name] = HEADER.size + len(data)
                 self._num_bytes += self._files[name]
+
+    def _write_no_more(self, error: OSError) -> None:
+        self._is_full = True
+        logger.warning(
+            "kv_offloading_path=%s: %s; no more pages are written there until the next start, and "
+            "the engine serves on",
+            self._folder,
+            error,
+        )
 
     def _make_room(self, size: int) -> None:
         while self._files and self._num_bytes + size > self._most_bytes:

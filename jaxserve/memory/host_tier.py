@@ -28,16 +28,17 @@ class MoveCosts(NamedTuple):
     Attributes:
         pages: that one call moves; fewer take as long.
         call_seconds: of such a call, from the host's memory into the device's.
-        recompute_seconds: of the tokens of one page, in a step of prompts alone.
+        recompute_seconds: of one page, in a step of prompts alone.
     """
 
     pages: int
     call_seconds: float
     recompute_seconds: float
 
-    def pays(self, count: int) -> bool:
-        """Whether so many pages are moved in less time than their tokens are computed in."""
-        return -(-count // self.pages) * self.call_seconds < count * self.recompute_seconds
+    def pays(self, count: int, num_spared: int = 0) -> bool:
+        """Whether so many pages are moved in less time than they, and others, are computed in."""
+        computed = (count + num_spared) * self.recompute_seconds
+        return -(-count // self.pages) * self.call_seconds < computed
 
 
 class Note(NamedTuple):
@@ -127,10 +128,18 @@ class HostTier:
         for key in reversed([*self._known(keys)]):
             self._pages.move_to_end(key)
 
-    def find(self, keys: Sequence[bytes]) -> list[int]:
+    def holds(self, key: bytes) -> bool:
+        """See `Tier.holds`."""
+        return next(self._known([key]), None) is not None
+
+    def holds_slowly(self, key: bytes) -> bool:
+        """See `Tier.holds_slowly`."""
+        return key in self._pages or (self._cold is not None and key in self._cold)
+
+    def find(self, keys: Sequence[bytes], num_spared: int = 0) -> list[int]:
         """See `Tier.find`."""
         found = [self._pages[key] for key in self._known(keys)]
-        if self.costs is not None and not self.costs.pays(len(found)):
+        if self.costs is not None and not self.costs.pays(len(found), num_spared):
             self._num_recomputed += len(found)
             return []
         self.wants(keys[: len(found)])

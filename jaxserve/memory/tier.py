@@ -41,10 +41,20 @@ class Tier(Protocol):
     def wants(self, keys: Sequence[bytes]) -> None:
         """What keys name is looked for next, so it is given away last."""
 
-    def find(self, keys: Sequence[bytes]) -> list[int]:
+    def holds(self, key: bytes) -> bool:
+        """Whether `find` would find what a key names."""
+
+    def holds_slowly(self, key: bytes) -> bool:
+        """Whether it would, perhaps after a `fetch`."""
+
+    def find(self, keys: Sequence[bytes], num_spared: int = 0) -> list[int]:
         """The host pages that hold what the first of the keys name; they are moved back.
 
         None of them where computing their tokens again takes less time.
+
+        Args:
+            keys: of pages.
+            num_spared: pages beside these that need not be computed either.
         """
 
     def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:

@@ -44,6 +44,7 @@ def latency(config, monkeypatch, tmp_path):
         def served(llm, items, **how):
             batches.append(items)
             work = {"num_steps": 8, "bytes_read": 4e9, "flops": 3e9}
+            work |= {"bytes_saved": 1e9, "flops_saved": 6e9}
             return measure.Measurement(seconds, 2, 64, 16, phase_seconds=PHASES, **work)
 
         llm = SimpleNamespace(
@@ -78,6 +79,8 @@ def test_mfu_and_the_share_of_the_bandwidth_are_told(latency, capsys):
     assert report["bandwidth_utilisation"] == pytest.approx(0.4)
     out = capsys.readouterr().out
     assert "MFU 30.0% of 10 GFLOP/s (a product), 40.0% of 10.0 GB/s, both measured here" in out
+    assert "3 of 9 GFLOP (saved: 66.7%) and 4 of 5 GB (saved: 20.0%)" in out
+    assert report["median_run"]["flops_saved"] == 6e9
 
 
 def test_an_impossible_figure_fails_the_benchmark(latency, capsys):

@@ -154,7 +154,10 @@ def test_the_files_used_longest_ago_make_room(opened: Opened, tmp_path: Path) ->
 
 
 def test_a_full_disk_ends_the_writing_and_nothing_else(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     store = opened()
     store.write(KEYS[0], content(KEYS[0]))
@@ -169,7 +172,15 @@ def test_a_full_disk_ends_the_writing_and_nothing_else(
     with caplog.at_level(logging.WARNING, "jaxserve"):
         store.write(KEYS[1], content(KEYS[1]))
         store.close()
-    assert "No space left on device; no more pages are written there" in caplog.text
+        assert "No space left on device; no more pages are written there" in caplog.text
+        caplog.clear()
+        begun = opened()  # a start on a disk that is full
+        assert "No space left on device; no more pages are written there" in caplog.text
+    assert read(begun, KEYS[0]) == [whole(KEYS[0])]
+    begun.write(KEYS[3], content(KEYS[3]))
+    assert begun.num_unwritten == 1
+    with pytest.raises(OSError, match="No space left"):
+        opened(folder=tmp_path / "empty")
     monkeypatch.undo()
     again = opened()
     assert read(again, KEYS[0], KEYS[1]) == [whole(KEYS[0]), None]

@@ -74,6 +74,7 @@ def test_a_move_that_takes_longer_than_computing_is_not_made() -> None:
         tier.leaves(key)
     assert tier.find(KEYS[:2]) == [], "0.8 s of computing are less than a call"
     assert tier.stats().num_recomputed == 2
+    assert tier.find(KEYS[:2], 1) == [0, 1], "a third page need not be computed either"
     assert tier.find(KEYS[:3]) == [0, 1, 2] and tier.find(KEYS[:6]) == [*range(6)]
     never = HostTier(9, MoveCosts(pages=4, call_seconds=1.0, recompute_seconds=0.2))
     assert never.leaves(KEYS[0]) is None

@@ -104,6 +104,21 @@ def test_a_prefix_ends_where_the_window_before_it_is_known(groups: PageGroups) -
 
 
 @GROUPS
+def test_the_host_gives_back_what_windows_need_and_no_more(groups: PageGroups) -> None:
+    scheduler, device = begin(groups, host_pages=300, spare_pages=0)
+    prompt = [1 + place % 9 for place in range(16)]
+    finish(scheduler, device, make_request("a", prompt, 1))
+    for number in range(4):
+        finish(scheduler, device, make_request(f"{number}", [number] * 20, 2))
+    assert scheduler.pages.find(make_request("b", [*prompt, 1], 1)) == []
+    assert finish(scheduler, device, make_request("c", [*prompt, 1], 3)) == 16
+    # the next token sees 4 before it, in two pages
+    assert device.num_moves_back == 8 * groups.num_full + 2 * groups.num_windowed
+    assert finish(scheduler, device, make_request("d", [*prompt, 1], 3)) == 16
+    assert device.num_moves_back == 8 * groups.num_full + 2 * groups.num_windowed
+
+
+@GROUPS
 def test_siblings_and_forks_share_what_the_window_has_left(groups: PageGroups) -> None:
     scheduler, device = begin(groups, max_num_seqs=3, token_budget=6, max_prefill=6)
     prompt = [1 + place % 9 for place in range(15)]
