@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from jaxserve.boundary.processor_kwargs import with_kwargs
 from jaxserve.boundary.prompt_spans import NO_ID
 from jaxserve.client.blocking_requests import Bar
 from jaxserve.client.call_arguments import list_of_prompts, one_a_prompt
@@ -20,7 +21,6 @@ from jaxserve.client.input_processor import PreparedRequest, Prompt
 from jaxserve.client.instruments import Instruments
 from jaxserve.client.likelihood import SCORING, Loglikelihood, parted, scores_of
 from jaxserve.client.pair_prompts import PairText, scoring_params
-from jaxserve.boundary.processor_kwargs import with_kwargs
 from jaxserve.client.similarity import check_scores, pair_up, score
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.profiler_config import ProfilerConfig

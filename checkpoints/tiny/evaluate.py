@@ -1,8 +1,8 @@
 """Held-out perplexity and exact match of the bundled model.
 
-``python -m checkpoints.tiny.evaluate [--model DIR] [--pairs N] [--seed N]`` prints them. With ``--write`` it
-makes again all that is quoted of the model: ``evaluation.json`` and what stands between the marks
-in ``README.md``.
+``python -m checkpoints.tiny.evaluate [--model DIR] [--pairs N] [--seed N]`` prints them. With
+``--write`` it makes again all that is quoted of the model: ``evaluation.json`` and what stands
+between the marks in ``README.md``.
 
 Exact match is counted without generating: greedy decoding writes the wanted answer if and only if
 at each of its tokens, the end of the turn included, the right token has the highest logit given the
@@ -97,7 +97,7 @@ def evaluate(
         chosen = held_out_pairs(name, pairs, seed)
         documents = [encode_question(tokenizer, pair) for pair in chosen]
         longest = max(len(document.ids) for document in documents)
-        scored = score_documents(model, documents, max(_LENGTH, longest))
+        scored = score_documents(model, documents, longest)
         losses = np.concatenate([loss for loss, _ in scored])
         answer_losses.append(losses)
         tasks[name] = {

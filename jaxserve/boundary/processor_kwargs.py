@@ -1,4 +1,4 @@
-"""vLLM's `mm_processor_kwargs`: how images become pixels, where the model's own settings say else."""
+"""vLLM's `mm_processor_kwargs`: how images become pixels, in place of the model's own settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def processor_kwargs(given: Any, facts: ImageFacts | None) -> dict[str, Any]:
         elif name in VALUES:
             found[name] = VALUES[name].checked(field, value)
         else:
-            raise ValidationError(field, value, f"nothing: {FIELD} is {allowed}")
+            raise ValidationError(field, value, f"this model's {FIELD} are {allowed}")
     return found | ({SIZE: size} if size else {})
 
 

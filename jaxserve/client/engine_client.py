@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-
 class Shared(NamedTuple):
     """What the clients of several engines of one model have in common.
 

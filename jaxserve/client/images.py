@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxserve.boundary.image_facts import FIELD, ImageFacts, Pixels, facts_of
 from jaxserve.boundary.model_facts import ModelFacts
-from jaxserve.client.media import MediaReader
 from jaxserve.boundary.processor_kwargs import FIELD as KWARGS
 from jaxserve.boundary.processor_kwargs import SIZE, joined, processor_kwargs
+from jaxserve.client.media import MediaReader
 from jaxserve.errors import ShutdownError, ValidationError
 
 if TYPE_CHECKING:

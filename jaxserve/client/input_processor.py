@@ -16,11 +16,11 @@ from jaxserve.boundary.grammar_verdicts import GrammarTokens
 from jaxserve.boundary.image_facts import facts_of
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
+from jaxserve.boundary.processor_kwargs import FIELD as PROCESSOR_KWARGS
 from jaxserve.boundary.prompt_spans import NO_ID, PARTS, PromptSpan, span_of, take_places
 from jaxserve.client.images import KEY as MULTI_MODAL
 from jaxserve.client.images import ImageReader, check_count, least_places, placed
 from jaxserve.client.media import MediaReader
-from jaxserve.boundary.processor_kwargs import FIELD as PROCESSOR_KWARGS
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError

@@ -83,7 +83,7 @@ class Engine:
         self.announce: Callable[[FirstSteps], None] | None = None
         self.pace: Pace | None = None
         self.on_dispatch: Callable[[int, StepPlan], None] | None = None
-        self._overlap, self._encoder = overlap, encoder
+        self._overlap = overlap
         self._in_flight: StepInFlight | None = None
         self._counts = EngineCounts(scheduler, cost)
         self._clock = StepClock()
@@ -130,8 +130,7 @@ class Engine:
             case Control(action=Action.RESET_PREFIX_CACHE):
                 self.scheduler.reset_prefix_cache()
             case Control(action=Action.RESET_ENCODER_CACHE):
-                if self._encoder is not None:
-                    self._encoder.forget()
+                self.features.forget_encoded()
             case Control(action=Action.LOOK):
                 self._is_watched = True
             case Control(action=Action.PAUSE | Action.RESUME):
@@ -140,11 +139,8 @@ class Engine:
                 self._profile.start(body.folder)
             case Control(action=Action.STOP_PROFILE):
                 self._profile.stop()
-            case Control(action=Action.SLEEP | Action.DEEP_SLEEP):
-                self._release_kv_cache()
-                self.runner.put_away_weights(keep=body.action is Action.SLEEP)
-            case Control(action=Action.RELEASE_KV_CACHE):
-                self._release_kv_cache()
+            case Control(action=Action.SLEEP | Action.DEEP_SLEEP | Action.RELEASE_KV_CACHE):
+                self._free_memory(body.action)
             case Control(action=Action.WAKE_WEIGHTS):
                 self.runner.take_back_weights()
             case Control(action=Action.WAKE_KV_CACHE):
@@ -152,11 +148,13 @@ class Engine:
             case _:
                 raise MessageError(f"a message of kind {body.kind} to an engine")
 
-    def _release_kv_cache(self) -> None:
+    def _free_memory(self, action: Action) -> None:
         while self.has_work:  # requests were aborted whose last step is in flight
             self.step()
         self.scheduler.reset_prefix_cache()
         self.runner.drop_state()
+        if action is not Action.RELEASE_KV_CACHE:
+            self.runner.put_away_weights(keep=action is Action.SLEEP)
 
     def step(self) -> StepOutput:
         """Dispatch the next step; what the last one that has run did, perhaps nothing.

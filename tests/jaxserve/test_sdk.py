@@ -126,7 +126,7 @@ def test_a_paused_engine_gives_its_pages_away(llm: LLM) -> None:
         llm.wait_for_completion()
     with pytest.raises(ValidationError, match="unfinished"):
         llm.release_kv_cache_memory()
-    with pytest.raises(ValidationError, match="mode='abort'.*keep"):
+    with pytest.raises(ValidationError, match=r"mode='abort'.*keep"):
         llm.sleep(level=0)
     assert llm.wake_up(["scheduling"])
     waited = llm.wait_for_completion(use_tqdm=False)
