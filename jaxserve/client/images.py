@@ -163,12 +163,14 @@ class ImageReader:
         size, (*_, square, numbers) = self._processor.size, facts.shape
         most = self._most_patches * (numbers // CHANNELS)
         asked = own.get(SIZE, {})
-        edges = ("shortest_edge", "longest_edge")  # both are numbers of pixels
-        least, longest = (asked.get(edge, size[edge]) for edge in edges)
-        if asked and least > min(longest, most):
+        least, longest = "shortest_edge", "longest_edge"  # both are numbers of pixels
+        bounds = {longest: min(asked.get(longest, size[longest]), most)}
+        if asked.get(least, 0) > bounds[longest]:
             allowed = f"min_pixels of at most max_pixels, and at most {most} (max_encoder_patches)"
             raise ValidationError(KWARGS, asked, allowed)
-        bounds = dict(zip(edges, (least, min(longest, most))))
+        bounds[least] = asked.get(least, size[least])
+        if longest in asked:
+            bounds[least] = min(bounds.values())
         made = self._processor(images=image, return_tensors="np", **{**own, SIZE: bounds})
         _, rows, columns = made["image_grid_thw"][0]
         if rows * columns > self._most_patches:
