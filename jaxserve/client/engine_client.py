@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.messages import (
+    WOKEN_BY,
     Abort,
     Action,
     AddGroup,
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-WAKES = frozenset({Action.WAKE_WEIGHTS, Action.WAKE_KV_CACHE})
 
 
 class Shared(NamedTuple):
@@ -314,13 +313,13 @@ class EngineClient(ABC):
         match action:
             case Action.PAUSE | Action.RESUME:
                 self.is_paused = action is Action.PAUSE
-            case Action.SLEEP | Action.DEEP_SLEEP:
+            case Action.SLEEP | Action.DEEP_SLEEP | Action.RELEASE_KV_CACHE:
                 self.asleep = [action]
             case Action.WAKE_WEIGHTS | Action.WAKE_KV_CACHE:
                 self.asleep.append(action)
-                if WAKES.issubset(self.asleep):
+                if WOKEN_BY.get(self.asleep[0], frozenset()).issubset(self.asleep):
                     self.asleep = []
-        levels = {Action.SLEEP: 1, Action.DEEP_SLEEP: 2}
+        levels = {Action.SLEEP: 1, Action.DEEP_SLEEP: 2, Action.RELEASE_KV_CACHE: None}
         self.metrics.record_sleep(levels[self.asleep[0]] if self.asleep else 0)
         self._post(Control(action, folder))
 

@@ -477,6 +477,12 @@ class EngineConfig:
         "Patches of images that one launch of the encoder takes at most, or those of one image. "
         "Text waits for one launch at most.",
     )
+    mm_processor_kwargs: Mapping[str, Any] | None = program_setting(
+        None,
+        Overrides("arguments of an image processor"),
+        "Arguments of the model's image processor, as one JSON object, in the place of those in "
+        "its folder, such as max_pixels ([images.md](images.md)).",
+    )
     encoder_cache_bytes: int = cache_setting(
         256 << 20,
         Integer(0),

@@ -86,14 +86,10 @@ def own_settings(
             names that are in no table.
     """
     _check_experts(given)
-    kept, renamed, passed = dict[str, Any](), dict[str, Any](), []
-    for name, value in _in_own_words(given).items():
+    kept, passed = dict[str, Any](), []
+    for name, value in _in_own_words(by_settings(given)).items():
         argument = arguments.get(name)
-        if name in RENAMED:
-            if value is not None:
-                _require_one(given, name, value)
-                renamed[RENAMED[name]] = value
-        elif argument is None:
+        if argument is None:
             kept[name] = value
         elif argument.passes is None:
             is_unasked = value in UNASKED and argument.default is not True
@@ -109,7 +105,25 @@ def own_settings(
                 passed.append(name)
     if passed:
         logger.info("arguments without a meaning here: %s", ", ".join(sorted(passed)))
-    return kept | renamed
+    return kept
+
+
+def by_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name, those of `RENAMED` under the names of their settings.
+
+    Raises:
+        ValidationError: a setting has one value by its name and another by the other name.
+    """
+    found = {name: value for name, value in given.items() if name not in RENAMED}
+    for name, known in RENAMED.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        if given.get(known) not in (None, value, defaults_of(EngineConfig)[known]):
+            allowed = f"nothing beside {known}={given[known]!r}, which has the same meaning"
+            raise ValidationError(name, value, allowed)
+        found[known] = value
+    return found
 
 
 def _check_experts(given: Mapping[str, Any]) -> None:
@@ -118,13 +132,6 @@ def _check_experts(given: Mapping[str, Any]) -> None:
     if given.get("enable_expert_parallel") is True and engines not in (None, 1):
         why = f"each of data_parallel_size={engines} engines has all experts"
         raise ValidationError("enable_expert_parallel", True, f"False: {why}")
-
-
-def _require_one(given: Mapping[str, Any], name: str, value: Any) -> None:
-    """Raises ValidationError where the setting that an argument stands for has another value."""
-    known = RENAMED[name]
-    if given.get(known) not in (None, value, defaults_of(EngineConfig)[known]):
-        raise ValidationError(name, value, f"nothing beside {known}={given[known]!r}")
 
 
 def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:

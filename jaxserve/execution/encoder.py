@@ -156,6 +156,11 @@ class Encoder:
             future.add_done_callback(count)
         return done
 
+    def forget(self) -> None:
+        """Encode again what comes again."""
+        with self._lock:
+            self._rows, self._held = OrderedDict(), 0
+
     def close(self) -> None:
         """Take nothing more, and free the parameters; a launch under way is waited for."""
         with self._lock:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.boundary.engine_view import EngineView
-from jaxserve.boundary.messages import Action, AddGroup, EngineStats, StepOutput
+from jaxserve.boundary.messages import WOKEN_BY, Action, AddGroup, EngineStats, StepOutput
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.engine_client import counted, work_of
@@ -42,7 +42,7 @@ from jaxserve.tokenization.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 # after these an engine finds nothing that it was sent before
-EMPTIES = frozenset({Action.RESET_PREFIX_CACHE, Action.SLEEP, Action.DEEP_SLEEP})
+EMPTIES = frozenset({Action.RESET_PREFIX_CACHE, *WOKEN_BY})
 
 
 class ReplicaClient:

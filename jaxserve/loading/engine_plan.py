@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from checkpoints.quantized import Checkpoint
 from checkpoints.quantized_formats import open_checkpoint, quantization_of
 from checkpoints.store import is_store
+from jaxserve.boundary.processor_kwargs import processor_kwargs
 from jaxserve.config.deterministic import check_device
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -233,6 +234,7 @@ def choose(
     capability = getattr(device, "compute_capability", None)
     of_device = device.platform, online or found or "", capability
     config = resolve(asked, model, *of_device)
+    processor_kwargs(asked.mm_processor_kwargs, model.images)
     refusal = _refusal_of_images(config, model, files)
     if refusal is not None:
         if asked.limit_mm_per_prompt is not None or not encoding_of(model).is_optional:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+
 import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
@@ -12,6 +15,28 @@ AXIS_NAMES = ("data", "model")
 DIVIDED_FROM = 2
 
 
+def devices() -> list[jax.Device]:
+    """`jax.devices()`.
+
+    Raises:
+        ValidationError: this process was forked from one that had asked for them. It has not the
+            threads of the other's devices, so a program would wait for ever.
+    """
+    if _first_process() != os.getpid():
+        allowed = (
+            "'spawn' or 'forkserver' where the parent process has used a device: nothing computes "
+            "in a forked child. multiprocessing.set_start_method('spawn') sets it"
+        )
+        raise ValidationError("start method of this process", "fork", allowed)
+    return jax.devices()
+
+
+@functools.cache
+def _first_process() -> int:
+    """The process that was the first to ask, which its forks inherit."""
+    return os.getpid()
+
+
 def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
     """Returns a mesh of shape (1, tensor_parallel_size) with the axes "data" and "model".
 
@@ -20,9 +45,9 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
             `jax.devices()`.
 
     Raises:
-        ValidationError: there are fewer devices than `tensor_parallel_size`.
+        ValidationError: there are fewer devices than `tensor_parallel_size`, or as `devices`.
     """
-    available = jax.devices()
+    available = devices()
     if tensor_parallel_size < 1 or tensor_parallel_size > len(available):
         kind = available[0].device_kind
         hint = ""

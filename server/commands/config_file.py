@@ -19,7 +19,7 @@ _FOLDER = Path(__file__).parent / "configs"
 SHIPPED = ("chat", "bulk", "ab")
 
 # flags whose values are JSON objects
-OBJECTS = ("--hf-overrides", "--feature-config")
+OBJECTS = ("--hf-overrides", "--feature-config", "--mm-processor-kwargs")
 
 
 class ConfigFile(NamedTuple):

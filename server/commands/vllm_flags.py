@@ -13,6 +13,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.settings import settings_of
 from jaxserve.config.vllm_arguments import (
     ARGUMENTS,
+    RENAMED,
     add_vllm_flag,
     own_settings,
     read_arguments,
@@ -41,7 +42,7 @@ def check_vllm_flags(args: argparse.Namespace) -> None:
     Raises:
         ValidationError: names the first flag that asks for what jaxserve does not do.
     """
-    own = settings_of(EngineConfig)
+    own = settings_of(EngineConfig).keys() | RENAMED.keys()
     given = {
         dest.removeprefix("vllm:"): value
         for dest, value in vars(args).items()

@@ -37,6 +37,22 @@ async def reset_prefix_cache(request: Request) -> Response:
     return Response(status_code=200)
 
 
+async def reset_mm_cache(request: Request) -> Response:
+    """Have images encoded again that come again; there is one cache of them."""
+    service = Service.of(request)
+    service.require_ready()
+    await service.controls.reset_mm_cache()
+    return Response(status_code=200)
+
+
+async def release_kv_cache_memory(request: Request) -> Response:
+    """Free the pages of an engine that `/sleep?level=0` has paused, until `/wake_up`."""
+    service = Service.of(request)
+    service.require_engine()
+    await service.controls.release_kv_cache_memory()
+    return JSONResponse({"status": "kv_cache_released"})
+
+
 async def sleep(request: Request) -> Response:
     """End all requests, or wait for them, and free pages and weights until `/wake_up`."""
     services = Service.of(request).chosen(request)
@@ -81,6 +97,9 @@ _ROUTES = {
         "--enable-control-routes",
         [
             Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+            Route("/reset_mm_cache", reset_mm_cache, methods=["POST"]),
+            Route("/reset_encoder_cache", reset_mm_cache, methods=["POST"]),
+            Route("/release_kv_cache_memory", release_kv_cache_memory, methods=["POST"]),
             Route("/sleep", sleep, methods=["POST"]),
             Route("/wake_up", wake_up, methods=["POST"]),
             Route("/is_sleeping", is_sleeping, methods=["GET"]),

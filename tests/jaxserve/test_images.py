@@ -116,6 +116,9 @@ def test_an_image_is_encoded_once_and_a_text_before_others_is_found(
     assert output.num_cached_tokens == 48  # the image too
     check(llm, oracle, [([IMAGE, *text, IMAGE], [one, one])])
     assert encoder(llm).num_encoded == encoded + 2
+    llm.reset_mm_cache()
+    check(llm, oracle, [given[2]])
+    assert encoder(llm).num_encoded == encoded + 3
 
 
 def test_several_completions_share_a_prompt(llm: LLM, oracle: Oracle) -> None:

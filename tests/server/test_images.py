@@ -147,6 +147,8 @@ def test_the_other_apis_read_images_as_chats(server: Server) -> None:
     assert (text, answer["usage"]["input_tokens"]) == wanted
     counted = ask(server, "/v1/messages/count_tokens", turns).json()
     assert counted["input_tokens"] == wanted[1]
+    refused = chat(server, said("x", url), mm_processor_kwargs={"max_pixels": 9})
+    assert refused.json()["error"]["param"] == "mm_processor_kwargs.max_pixels"
     turns[0]["content"][0]["text"] = "x" * 160  # more than the context has
     counted = ask(server, "/v1/messages/count_tokens", turns).json()
     assert counted["input_tokens"] > 160

@@ -122,7 +122,7 @@ def test_engine_args_are_a_dataclass_with_flags() -> None:
     given = {name: value for name, value in vars(args).items() if name != "my_own"}
     assert EngineConfig.from_settings(**own_settings(given)).max_num_seqs == 3  # LLM(**vars(args))
     made = AsyncEngineArgs.from_cli_args(args)
-    assert (made.max_num_seqs, made.enforce_eager, made.kv_offloading_size) == (3, True, 4)
+    assert (made.max_num_seqs, made.enforce_eager, made.swap_space) == (3, True, 4)
     asked = made.create_engine_config()
     assert asked == EngineConfig(model="m", max_num_seqs=3, dtype="half", kv_offloading_size=4)
     assert EngineConfig.from_settings(**own_settings(dataclasses.asdict(made))) == asked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 
 import jax
@@ -29,6 +31,24 @@ def test_mesh_axes() -> None:
     assert dict(mesh.shape) == {"data": 1, "model": 1}
     assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
     assert mesh.devices.item() == jax.devices()[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_forked_child_is_told_that_it_has_no_devices() -> None:
+    make_mesh()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            make_mesh()
+        except ValidationError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        assert re.search("'fork'.*'spawn'", told.read())
+    os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1 + jax.device_count()])

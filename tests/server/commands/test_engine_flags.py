@@ -89,6 +89,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
     words += shlex.split("--length-classes 3 4 --length-shares 5 2 1 --output-classes 5 6")
     words += ["--override-generation-config", '{"temperature": 0.5}']
     words += ["--features", "a:B", "c.d:E", "--feature-config", '{"b": {"layer": 1}}']
+    words += ["--mm-processor-kwargs", '{"max_pixels": 9}']
     words += ["--limit-mm-per-prompt", '{"image": 3}', "--allowed-media-domains", "a.org", "b.org"]
     words += ["--logits-processors", "e:f", "--served-model-name", "a", "b"]
     defaults = defaults_of(EngineConfig)
@@ -106,6 +107,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "features": ("a:B", "c.d:E"),
         "feature_config": {"b": {"layer": 1}},
         "limit_mm_per_prompt": 3,
+        "mm_processor_kwargs": {"max_pixels": 9},
         "allowed_media_domains": ("a.org", "b.org"),
         "logits_processors": ("e:f",),
         "served_model_name": ("a", "b"),
@@ -124,6 +126,14 @@ def test_defaults_are_those_of_the_config(model: str) -> None:
     assert config("--model", model) == EngineConfig(model=model, **SERVER_QUEUE)
     other = engine_config(build_parser().parse_args(["generate", model]))
     assert (other.max_num_queued_reqs, other.max_queue_wait) == (None, None)
+
+
+def test_a_setting_of_two_names_has_one_value(model: str) -> None:
+    one, other = ("--swap-space", "4"), ("--kv-offloading-size", "4")
+    for words in (one, other, (*one, *other)):
+        assert config(model, *words).kv_offloading_size == 4
+    with pytest.raises(ValidationError, match=r"--swap-space=4\.0.*kv_offloading_size=2\.0"):
+        config(model, *one, "--kv-offloading-size", "2")
 
 
 def test_limits_of_the_queue_can_be_taken_away(model: str) -> None:
