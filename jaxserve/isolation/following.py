@@ -1,4 +1,4 @@
-"""`jaxserve serve` where it is not process 0 of its engine: no HTTP, and its own process is watched."""
+"""`jaxserve serve` in another process than 0 of its engine: no HTTP, devices that are watched."""
 
 from __future__ import annotations
 

@@ -97,9 +97,7 @@ class Follower:
         self._link.close()
 
 
-def _built(
-    config: EngineConfig, link: Link, report: LoadProgress
-) -> tuple[EnginePlan, Runner]:
+def _built(config: EngineConfig, link: Link, report: LoadProgress) -> tuple[EnginePlan, Runner]:
     """What process 0 decides, and a runner of it that is warmed up."""
     with report.phase("finding the model") as told:
         files = locate(config, told=told)

@@ -1,7 +1,7 @@
 """Arrays of the host on a mesh, and back, whose devices may be those of several processes.
 
-Every process has the whole of a host's array and gives its own devices their parts. `jax.device_put`
-would compare the array over all processes first, which is a program of its own.
+Every process has the whole of a host's array and gives its own devices their parts.
+`jax.device_put` would compare the array over all processes first, by a program of its own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Process 0 listens at `coordinator`, the others connect. Before a message is read both sides show
 that they have the secret, each by a keyed hash of the other's random number (HMAC, RFC 2104), so
-the secret itself does not travel. Then each process says what it is (`Join`), and process 0 compares.
+the secret itself does not travel. Then each process says what it is (`Join`), and process 0
+compares.
 """
 
 from __future__ import annotations
