@@ -124,7 +124,7 @@ def load_engine(
                 keep_steps=keep_steps and others is None,
             )
             if others is not None:
-                runner.listen(others.tell_command)
+                others.serve(runner)
                 if on_lost is None:
                     others.on_lost = runner.lose
     # hundreds of thousands of objects live as long as the engine; a collection that walks them

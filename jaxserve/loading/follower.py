@@ -61,6 +61,7 @@ class Follower:
             connect(joined.address, config.num_processes, config.process_id)
             with LoadProgress(logger.info) as report:
                 self.decided, self.runner = _built(config, self._link, report)
+            disconnect()
         except BaseException as error:
             self._refuse(error)
             raise
@@ -86,7 +87,6 @@ class Follower:
         except BaseException as error:
             self._refuse(error)
             raise
-        disconnect()
         self._link.close()
 
     def _refuse(self, error: BaseException) -> None:

@@ -23,7 +23,7 @@ from jaxserve.config.engine_config import SERVER, EngineConfig
 from jaxserve.config.settings import settings_of
 from jaxserve.config.several_processes import address_of
 from jaxserve.errors import EngineDeadError, JaxServeError, ValidationError
-from jaxserve.execution.runner import CLOSE, Command
+from jaxserve.execution.runner import CLOSE, Command, Runner
 from jaxserve.loading.engine_plan import EnginePlan
 from jaxserve.loading.hub import ModelFiles
 from jaxserve.loading.weights_digest import weights_digest
@@ -101,7 +101,12 @@ class ProcessGroup:
                 raise JaxServeError(f"model: process {number} has other weights than {path} here")
         self._tell(EngineDecision(decided.config, steps_digest(decided)))
 
-    def tell_command(self, command: Command) -> None:
+    def serve(self, runner: Runner) -> None:
+        """Have the others run what a runner runs, from now on; all are warmed up."""
+        disconnect()
+        runner.listen(self._tell_command)
+
+    def _tell_command(self, command: Command) -> None:
         """Have the others run what this process runs next."""
         if command.program == CLOSE:
             self.close()
@@ -119,7 +124,6 @@ class ProcessGroup:
             return
         with suppress(EngineDeadError):
             self._tell(RunCommand(CLOSE, b""))
-            disconnect()
         self._end()
 
     def _end(self) -> None:

@@ -1,7 +1,8 @@
-"""JAX's own connection between the processes of one engine (`jax.distributed`).
+"""JAX's own connection between the processes of one engine (`jax.distributed`), for a start.
 
-It tells each process of the devices of all. On a CPU the sums over devices of several processes go
-by Gloo, on GPUs by NCCL.
+It tells each process of the devices of all, and how sums over devices reach the other processes: by
+Gloo on a CPU, by NCCL on GPUs. Once every program has run it is left: JAX would abort a process
+when it loses another one, before the process could say why.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import jax
 from jaxserve.errors import JaxServeError, ValidationError
 
 CONNECT_S = 25  # that process 0's service is waited for
-LEAVE_S = 10  # that a process which ends waits for the others
+LEAVE_S = 120  # that a process which is warmed up waits for the others
 
 
 def connect(address: str, num_processes: int, process_id: int) -> None:
@@ -47,5 +48,5 @@ def connect(address: str, num_processes: int, process_id: int) -> None:
 
 
 def disconnect() -> None:
-    """Leave the others; all do at once. Arrays can still be freed, and nothing may run."""
+    """Leave JAX's service; all do at once. What has run goes on running, nothing is compiled."""
     jax.distributed.shutdown()
