@@ -100,7 +100,10 @@ def test_a_process_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (replace(OTHER, versions={"jax": "0.9"}), "jax: process 1 has 0.9 and process 0 has 0.10.2"),
+        (
+            replace(OTHER, versions={"jax": "0.9"}),
+            "jax: process 1 has 0.9 and process 0 has 0.10.2",
+        ),
         (
             replace(OTHER, settings=OTHER.settings | {"num_processes": "3"}, process_id=2),
             "num_processes: process 2 has 3 and process 0 has 2",
