@@ -70,11 +70,8 @@ from jaxserve.scheduling.plan import StepPlan
 logger = logging.getLogger(__name__)
 
 # what a runner is told beside the programs that it runs
-CLOSE = "close"
-HOST_COMMANDS = (
-    *("set_pool", "make_state", "drop_state"),
-    *("put_away_weights", "take_back_weights", CLOSE),
-)
+HOST_COMMANDS = ("set_pool", "make_state", "drop_state", "put_away_weights", "take_back_weights")
+CLOSE = "close"  # told, too, and is no command: whoever listens ends by itself
 
 SAMPLES = 256  # numbers of an array that stand for it
 

@@ -19,7 +19,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.several_processes import address_of
 from jaxserve.errors import JaxServeError
 from jaxserve.execution.host_memory import check_limits, trim
-from jaxserve.execution.runner import CLOSE, Runner
+from jaxserve.execution.runner import Runner
 from jaxserve.loading.engine_build import load_weights
 from jaxserve.loading.engine_plan import EnginePlan, choose, fetch_weights, kv_scales_of
 from jaxserve.loading.hub import ModelFiles, locate
@@ -74,12 +74,8 @@ class Follower:
         """
         behind: deque[jax.Array] = deque()
         try:
-            while True:
-                body = self._link.receive()
-                assert isinstance(body, RunCommand)
+            while isinstance(body := self._link.receive(), RunCommand):
                 done = self.runner.run(body.program, np.frombuffer(body.operand, np.int32))
-                if body.program == CLOSE:
-                    break
                 if done is not None:
                     behind.append(done[0])
                 if len(behind) > MOST_BEHIND:
@@ -87,6 +83,7 @@ class Follower:
         except BaseException as error:
             self._refuse(error)
             raise
+        self.runner.close()
         self._link.close()
 
     def _refuse(self, error: BaseException) -> None:

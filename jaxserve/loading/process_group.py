@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from checkpoints.store import is_store
-from jaxserve.boundary.messages import Body
+from jaxserve.boundary.messages import Action, Body, Control
 from jaxserve.boundary.process_messages import (
     EngineDecision,
     Join,
@@ -123,7 +123,7 @@ class ProcessGroup:
         if self._is_closed:
             return
         with suppress(EngineDeadError):
-            self._tell(RunCommand(CLOSE, b""))
+            self._tell(Control(Action.CLOSE))
         self._end()
 
     def _end(self) -> None:

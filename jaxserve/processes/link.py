@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from jaxserve.boundary.messages import Body
+from jaxserve.boundary.messages import Body, Control
 from jaxserve.boundary.process_messages import Beat
 from jaxserve.errors import EngineDeadError, MessageError
 from jaxserve.liveness.pulse import BEAT_S, Pulse
@@ -19,7 +19,7 @@ LOST_S = 8.0  # of silence: the other process is lost
 class Link:
     """Messages go out from any thread, and one thread takes those that come in.
 
-    A process is lost when its connection ends, when it says that it cannot go on (`StartRefusal`),
+    A process is lost when its connection ends without a `Control` that said so, when it says that it cannot go on (`StartRefusal`),
     or when nothing was heard of it for LOST_S. The silence does not count the seconds in which this
     process was stopped itself.
 
@@ -77,6 +77,9 @@ class Link:
                     return self._lose(f"{self._name}: {body.text}")
                 if not isinstance(body, Beat):
                     self._arrived.put(body)
+                if isinstance(body, Control):  # the last message: what ends now is not lost
+                    self._end(None)
+                    return
             self._lose(f"{self._name} was lost: its connection has ended")
         except (MessageError, OSError) as error:
             self._lose(f"{self._name} was lost: {error}")

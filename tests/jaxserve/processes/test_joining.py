@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from jaxserve.boundary.messages import Action, Control
 from jaxserve.boundary.process_messages import Join, Joined, RunCommand
 from jaxserve.errors import EngineDeadError, JaxServeError
 from jaxserve.processes import link
@@ -78,6 +79,17 @@ def test_processes_that_are_alike_talk_and_notice_an_end() -> None:
     for call in (found[1].receive, lambda: found[1].send(Joined(""))):
         with pytest.raises(EngineDeadError, match="process 1 was lost"):
             call()
+
+
+def test_an_end_in_good_order_is_no_loss() -> None:
+    found, (other, _), lost = both()
+    for body in (RunCommand("p", b""), Control(Action.CLOSE)):
+        found[1].send(body)
+    found[1].close()
+    assert [other.receive(), other.receive()] == [RunCommand("p", b""), Control(Action.CLOSE)]
+    with pytest.raises(EngineDeadError, match="the link to process 0 is closed"):
+        other.receive()
+    assert lost == []
 
 
 def test_an_error_of_another_process_is_told_at_once() -> None:
