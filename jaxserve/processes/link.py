@@ -19,9 +19,9 @@ LOST_S = 8.0  # of silence: the other process is lost
 class Link:
     """Messages go out from any thread, and one thread takes those that come in.
 
-    A process is lost when its connection ends without a `Control` that said so, when it says that it cannot go on (`StartRefusal`),
-    or when nothing was heard of it for LOST_S. The silence does not count the seconds in which this
-    process was stopped itself.
+    A process is lost when its connection ends without a `Control` that said so, when it says that
+    it cannot go on (`StartRefusal`), or when nothing was heard of it for LOST_S. The silence does
+    not count the seconds in which this process was stopped itself.
 
     Args:
         channel: the connection; both sides have said who they are.

@@ -1,8 +1,8 @@
 """Run as a program: an engine of two processes, each with its fake CPU devices.
 
 usage: python -m tests.jaxserve.several_processes FOLDER PROCESS_ID PORT SETTINGS PROMPTS
-Process 0 prints one JSON object: the answers of `answers`, and what such an engine refuses. SETTINGS
-are further ones, as JSON.
+Process 0 prints one JSON object: the answers of `answers`, and what such an engine refuses.
+SETTINGS are further ones, as JSON.
 """
 
 from __future__ import annotations
