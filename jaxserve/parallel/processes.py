@@ -45,6 +45,10 @@ def connect(address: str, num_processes: int, process_id: int) -> None:
     except RuntimeError as error:
         allowed = "1 in a process that has used JAX's devices before"
         raise ValidationError("num_processes", num_processes, allowed) from error
+    if jax.default_backend() == "gpu":
+        # XLA divides the timing of kernels among the processes, so that all choose the same: one
+        # that had a program already would let the others wait
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def disconnect() -> None:
