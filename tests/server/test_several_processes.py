@@ -17,7 +17,7 @@ from jaxserve.processes.network import free_port
 from tests.server.server_process import httpx, serving, start
 
 BODY = {"model": "tiny", "prompt": "Once upon a time", "temperature": 0.8, "seed": 3}
-LONG = BODY | {"max_tokens": 200, "ignore_eos": True}
+LONG = BODY | {"max_tokens": 120, "ignore_eos": True}
 
 
 def engine_of(pid: int) -> int:
