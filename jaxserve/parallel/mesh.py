@@ -46,7 +46,8 @@ def _in_equal_numbers(count: int, devices: list[jax.Device]) -> list[jax.Device]
     processes = jax.process_count()
     if processes == 1:
         return devices
-    each, chosen = count // processes, []
+    each = count // processes
+    chosen: list[jax.Device] = []
     for process in range(processes):
         own = [device for device in devices if device.process_index == process]
         if len(own) < each:
