@@ -211,6 +211,7 @@ class LLM(EngineCalls, Pictures):
         if self.client.has_work:
             raise ValidationError("weights", "...", "no update while requests run")
         runner = self.client.engine.runner
+        runner.require_one_process("update_weights")
         load: Callable[[], Any] | None = None
         if isinstance(weights, str | PathLike):
             mesh = make_mesh(self.config.asked.tensor_parallel_size)

@@ -24,6 +24,7 @@ UNASKED: tuple[Any, ...] = (None, False, {}, [], "")  # of what is refused
 
 # the classes of a scheduler are policies
 RENAMED = {"scheduler_cls": "scheduling_policy", "swap_space": "kv_offloading_size"}
+OF_HOSTS = ("nnodes", "node_rank", "master_addr", "master_port")
 
 
 class Argument(NamedTuple):
@@ -138,7 +139,7 @@ def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     """What vLLM's scripts say by another setting, where the setting itself is not given.
 
     `runner="pooling"` or `convert="embed"` asks for embeddings, a `max_model_len` among
-    `hf_overrides` for a context.
+    `hf_overrides` for a context, `nnodes` for processes.
     """
     said = dict(given)
     # False is what flags say that were not given
@@ -150,7 +151,20 @@ def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
         said["hf_overrides"] = rest or None
         if given.get("max_model_len") is None:
             said["max_model_len"] = overrides["max_model_len"]
-    return said
+    return said if given.get("nnodes") in (None, 1) else _on_hosts(said)
+
+
+def _on_hosts(said: dict[str, Any]) -> dict[str, Any]:
+    """The same with our names of vLLM's hosts: a process each, the first of them at master_addr."""
+    words = {name: said.pop(name, None) for name in OF_HOSTS}
+    host, port = (words[name] or ARGUMENTS[name].default for name in OF_HOSTS[2:])
+    ours = {
+        "num_processes": words["nnodes"],
+        "process_id": words["node_rank"] or 0,
+        "coordinator": f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}",
+    }
+    unasked = defaults_of(EngineConfig)
+    return said | {k: v for k, v in ours.items() if said.get(k) in (None, unasked[k])}
 
 
 def _value(text: str) -> Any:

@@ -436,7 +436,7 @@ def _planned(
     defaults = generation_defaults(config.asked, files.model)
     config = replace(config, sampling_defaults=defaults)
     with report.phase("planning memory"):
-        chosen = replace(chosen, kv_scales=_kv_scales(chosen, files))
+        chosen = replace(chosen, kv_scales=kv_scales_of(chosen, files))
         begin = time.monotonic()
         while not config.cache.num_pages:
             runner = replace(chosen, config=config).runner(mesh)
@@ -453,7 +453,7 @@ def _planned(
     return replace(chosen, config=config), runner
 
 
-def _kv_scales(chosen: EnginePlan, files: ModelFiles) -> KVScales | None:
+def kv_scales_of(chosen: EnginePlan, files: ModelFiles) -> KVScales | None:
     """The scales of the KV cache, where the format wants some: programs hold them."""
     if not chosen.kv_format.static_scales:
         return None

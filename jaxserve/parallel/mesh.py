@@ -42,12 +42,12 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
 
     Args:
         tensor_parallel_size: devices that one copy of the model is spread over, the first of
-            `jax.devices()`.
+            `jax.devices()`; of several processes the first of each, in equal numbers.
 
     Raises:
         ValidationError: there are fewer devices than `tensor_parallel_size`, or as `devices`.
     """
-    available = devices()
+    available = _in_equal_numbers(tensor_parallel_size, devices())
     if tensor_parallel_size < 1 or tensor_parallel_size > len(available):
         kind = available[0].device_kind
         hint = ""
@@ -69,6 +69,26 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
 def row_spec(rows: int, mesh: Mesh) -> PartitionSpec:
     """How so many rows of logits lie: divided among the devices, or all of them on each."""
     return PartitionSpec("model") if rows % mesh.shape["model"] == 0 else PartitionSpec()
+
+
+def _in_equal_numbers(count: int, devices: list[jax.Device]) -> list[jax.Device]:
+    """The devices of one process; of several the first of each, by their numbers."""
+    processes = jax.process_count()
+    if processes == 1:
+        return devices
+    each = count // processes
+    chosen: list[jax.Device] = []
+    for process in range(processes):
+        own = [device for device in devices if device.process_index == process]
+        if len(own) < each:
+            raise ValidationError(
+                "tensor_parallel_size",
+                count,
+                f"at most {processes * len(own)}: process {process} of {processes} has {len(own)} "
+                f"devices ({devices[0].device_kind})",
+            )
+        chosen += own[:each]
+    return chosen
 
 
 def is_divided(devices: int) -> bool:

@@ -32,6 +32,7 @@ from jaxserve.boundary.messages import (
     StepEstimate,
     StepOutput,
 )
+from jaxserve.boundary.process_messages import PROCESS_BODIES
 from jaxserve.boundary.reports import REPORTS
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -123,6 +124,7 @@ BODIES = (
     ),
     *(GrammarTokens, TryGrammar, SlowGrammar, Verdict),
     *FRONT_BODIES,
+    *PROCESS_BODIES,
 )
 
 

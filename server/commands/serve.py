@@ -225,6 +225,9 @@ def run(args: argparse.Namespace) -> int:
         Integer(1).checked("--num-workers", args.num_workers)
     if not 0 <= args.shutdown_timeout < math.inf:
         raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
+    if config.num_processes > 1 and not args.isolate_engine:
+        where = "1 with --no-isolate-engine: one that is lost would leave a step without end"
+        raise ValidationError("--num-processes", config.num_processes, where)
     unlogged_paths(args)
     check_socket_flags(args)
     if not 0 <= args.port <= 65535:
@@ -234,6 +237,10 @@ def run(args: argparse.Namespace) -> int:
     if args.isolate_engine:
         early = EarlyProcess(isolation.module, place)
     try:
+        if config.process_id:
+            from jaxserve.isolation.following import follow
+
+            return follow(config, isolation, early)
         from server.server_process import serve
 
         own = isolation if args.isolate_engine else None

@@ -48,6 +48,8 @@ def check_vllm_flags(args: argparse.Namespace) -> None:
         for dest, value in vars(args).items()
         if value is not None and (dest.startswith("vllm:") or dest in own)
     }
+    if given.get("process_id") or given.get("node_rank"):
+        given.pop("headless", None)  # another process than 0 has no HTTP
     with renamed(lambda name: "--" + name.replace("_", "-")):
         said = own_settings(given, _ALL)
     vars(args).update(said)

@@ -282,7 +282,7 @@ REFUSED = [
     ),
     (
         {"workload": "LeaderWorkerSet", "leaderWorkerSet": {"size": 2}},
-        "leaderWorkerSet.size: 2, but an engine of several processes is not served yet: 1 is "
+        "leaderWorkerSet.size: 2, but the chart starts no engine of several processes yet: 1 is "
         "allowed",
     ),
 ]

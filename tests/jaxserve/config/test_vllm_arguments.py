@@ -57,6 +57,18 @@ def test_the_runner_of_embeddings_is_the_setting() -> None:
     assert own_settings({"runner": "generate"}) == {}
 
 
+def test_hosts_are_processes() -> None:
+    two = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1"}
+    asked = {"num_processes": 2, "process_id": 1, "coordinator": "10.0.0.1:29501"}
+    assert own_settings(two) == asked
+    assert own_settings(two | {"coordinator": "h:1", "num_processes": 1}) == (
+        asked | {"coordinator": "h:1"}
+    )
+    assert own_settings({"nnodes": 2, "master_addr": "::1"})["coordinator"] == "[::1]:29501"
+    with pytest.raises(ValidationError, match="process_id, beside nnodes"):
+        own_settings({"node_rank": 1})
+
+
 def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
     caplog.set_level(logging.INFO, "jaxserve")
     given = {"enforce_eager": True, "max_num_seqs": 3, "speculative_config": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -57,6 +58,18 @@ def test_mesh_needs_enough_devices(size: int) -> None:
         make_mesh(size)
     assert (caught.value.field, caught.value.value) == ("tensor_parallel_size", size)
     assert (f"JAX_NUM_CPU_DEVICES={size} " in str(caught.value)) is (size > 1)
+
+
+def test_processes_give_equal_numbers_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [SimpleNamespace(process_index=one % 2, device_kind="x") for one in range(5)]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    with pytest.raises(ValidationError, match="at most 4: process 1 of 2 has 2 devices"):
+        make_mesh(6)
+    seen: list[object] = []
+    monkeypatch.setattr(jax, "make_mesh", lambda *sizes, devices, **how: seen.extend(devices))
+    make_mesh(4)
+    assert seen == [devices[0], devices[2], devices[1], devices[3]]
 
 
 def test_specs_of_a_model() -> None:
