@@ -227,8 +227,8 @@ def test_images_are_counted_drawn_anew_and_given_up_where_the_storage_is_full(pa
             pictures.held = () => count;  // as in another conversation
             return pictures.hasRoom();
           });
-          const found = [drawn.width, drawn.src.slice(0, 15), told, busy, isKept, kept, waits, held];
-          return JSON.stringify(found);
+          const url = drawn.src.slice(0, 15);
+          return JSON.stringify([drawn.width, url, told, busy, isKept, kept, waits, held]);
         })"""
     )
     width, kind, said, busy, is_kept, kept, waits, held = json.loads(told)
