@@ -43,32 +43,87 @@ class Drawn(NamedTuple):
     outline: bool = False
 
 
-_SQUARE, _WIDE, _TALL = (300, 300), (640, 480), (300, 420)
-_LIKE, _JPEG, _OTHER = "light or dark ground, square", "4:3, 5:7", "coloured ground, outlines"
-# fmt: off
-PICTURES = (
-    Drawn(_LIKE, _SQUARE, ("white",), "circle red 25 25 12, circle red 75 30 12, circle red 50 75 12", "How many red circles? 3; How many things are there? 3"),
-    Drawn(_LIKE, _SQUARE, ("white",), "circle red 25 30 12, circle red 70 70 12, square blue 72 25 12", "How many red circles? 2; What colour is the square? blue"),
-    Drawn(_LIKE, _SQUARE, ("whitesmoke",), "star yellow 30 30 14, triangle green 70 68 14", "How many stars? 1; Where is the triangle? bottom right"),
-    Drawn(_LIKE, _SQUARE, ("black",), "square orange 28 72 12, circle blue 70 28 12", "What is in the top right? blue circle; What shape is orange? square"),
-    Drawn(_LIKE, _SQUARE, ("white",), "7 purple 50 50 17", "What digit is it? 7; How many things are there? 1"),
-    Drawn(_LIKE, _SQUARE, ("white",), "triangle red 25 25 13, triangle red 75 25 13, triangle green 25 75 13, triangle green 75 75 13", "How many green triangles? 2; How many triangles? 4"),
-    Drawn(_LIKE, _SQUARE, ("whitesmoke",), "star purple 50 30 14, square purple 50 75 12", "How many purple circles? 0; What is below the star? purple square"),
-    Drawn(_LIKE, _SQUARE, ("black",), "circle yellow 22 50 12, circle yellow 50 50 12, circle yellow 78 50 12", "How many yellow circles? 3; Is there a red circle? no"),
-    Drawn(_JPEG, _WIDE, ("white",), "circle red 25 25 12, circle red 75 30 12, circle red 50 75 12", "How many red circles? 3; How many things are there? 3"),
-    Drawn(_JPEG, _WIDE, ("white",), "square blue 25 50 12, square blue 75 50 12", "How many blue squares? 2; What shape is blue? square"),
-    Drawn(_JPEG, _TALL, ("whitesmoke",), "star orange 30 25 13, circle green 70 75 13", "Where is the star? top left; What colour is the circle? green"),
-    Drawn(_JPEG, _TALL, ("white",), "triangle yellow 50 28 14, 3 blue 50 72 16", "What digit is it? 3; What colour is the triangle? yellow"),
-    Drawn(_JPEG, _WIDE, ("black",), "circle orange 20 25 11, square orange 50 70 11, star orange 80 25 13", "How many orange things? 3; How many stars? 1"),
-    Drawn(_JPEG, _TALL, ("white",), "circle blue 30 20 12, circle blue 70 45 12, circle red 35 75 12", "How many blue circles? 2; Is there a red circle? yes"),
-    Drawn(_OTHER, _SQUARE, ("lightblue",), "circle red 30 30 12, circle red 70 70 12", "How many red circles? 2; What colour is the circle? red"),
-    Drawn(_OTHER, _SQUARE, ("wheat",), "square green 30 70 12, triangle blue 70 30 14", "Where is the square? bottom left; What shape is blue? triangle"),
-    Drawn(_OTHER, _SQUARE, ("white", "gray"), "star red 50 50 16", "What colour is the star? red; How many things are there? 1"),
-    Drawn(_OTHER, _SQUARE, ("gray",), "circle yellow 30 50 13, square purple 70 50 12", "How many circles? 1; What colour is the square? purple"),
-    Drawn(_OTHER, _SQUARE, ("white",), "circle red 25 30 12, circle red 70 65 12, square red 72 22 11", "How many red circles? 2; How many squares? 1", True),
-    Drawn(_OTHER, _SQUARE, ("honeydew", "lightpink"), "triangle orange 30 30 14, triangle orange 70 70 14, circle blue 72 25 11", "How many orange triangles? 2; Is there a blue circle? yes", True),
-)
-# fmt: on
+# Groups; of each picture size, kind and ground, then its things, then what is asked.
+_COMPOSED = """
+# light or dark ground, square
+300x300 plain white
+    circle red 25 25 12, circle red 75 30 12, circle red 50 75 12
+    How many red circles? 3; How many things are there? 3
+300x300 plain white
+    circle red 25 30 12, circle red 70 70 12, square blue 72 25 12
+    How many red circles? 2; What colour is the square? blue
+300x300 plain whitesmoke
+    star yellow 30 30 14, triangle green 70 68 14
+    How many stars? 1; Where is the triangle? bottom right
+300x300 plain black
+    square orange 28 72 12, circle blue 70 28 12
+    What is in the top right? blue circle; What shape is orange? square
+300x300 plain white
+    7 purple 50 50 17
+    What digit is it? 7; How many things are there? 1
+300x300 plain white
+    triangle red 25 25 13, triangle red 75 25 13, triangle green 25 75 13, triangle green 75 75 13
+    How many green triangles? 2; How many triangles? 4
+300x300 plain whitesmoke
+    star purple 50 30 14, square purple 50 75 12
+    How many purple circles? 0; What is below the star? purple square
+300x300 plain black
+    circle yellow 22 50 12, circle yellow 50 50 12, circle yellow 78 50 12
+    How many yellow circles? 3; Is there a red circle? no
+# 4:3, 5:7
+640x480 plain white
+    circle red 25 25 12, circle red 75 30 12, circle red 50 75 12
+    How many red circles? 3; How many things are there? 3
+640x480 plain white
+    square blue 25 50 12, square blue 75 50 12
+    How many blue squares? 2; What shape is blue? square
+300x420 plain whitesmoke
+    star orange 30 25 13, circle green 70 75 13
+    Where is the star? top left; What colour is the circle? green
+300x420 plain white
+    triangle yellow 50 28 14, 3 blue 50 72 16
+    What digit is it? 3; What colour is the triangle? yellow
+640x480 plain black
+    circle orange 20 25 11, square orange 50 70 11, star orange 80 25 13
+    How many orange things? 3; How many stars? 1
+300x420 plain white
+    circle blue 30 20 12, circle blue 70 45 12, circle red 35 75 12
+    How many blue circles? 2; Is there a red circle? yes
+# coloured ground, outlines
+300x300 plain lightblue
+    circle red 30 30 12, circle red 70 70 12
+    How many red circles? 2; What colour is the circle? red
+300x300 plain wheat
+    square green 30 70 12, triangle blue 70 30 14
+    Where is the square? bottom left; What shape is blue? triangle
+300x300 plain white gray
+    star red 50 50 16
+    What colour is the star? red; How many things are there? 1
+300x300 plain gray
+    circle yellow 30 50 13, square purple 70 50 12
+    How many circles? 1; What colour is the square? purple
+300x300 outlined white
+    circle red 25 30 12, circle red 70 65 12, square red 72 22 11
+    How many red circles? 2; How many squares? 1
+300x300 outlined honeydew lightpink
+    triangle orange 30 30 14, triangle orange 70 70 14, circle blue 72 25 11
+    How many orange triangles? 2; Is there a blue circle? yes
+"""
+
+
+def composed() -> list[Drawn]:
+    """All of them."""
+    made, group = list[Drawn](), ""
+    lines = iter(_COMPOSED.strip().splitlines())
+    for line in lines:
+        if line.startswith("# "):
+            group = line.removeprefix("# ")
+            continue
+        size, kind, *ground = line.split()
+        width, height = map(int, size.split("x"))
+        told = next(lines).strip(), next(lines).strip()
+        made.append(Drawn(group, (width, height), (*ground,), *told, kind == "outlined"))
+    return made
 
 
 def draw(picture: Drawn) -> Image.Image:
@@ -101,13 +156,13 @@ def draw(picture: Drawn) -> Image.Image:
     return Image.open(file).convert("RGB")
 
 
-def asked() -> Iterator[tuple[Drawn, Image.Image, str, str]]:
-    """Each picture, as it is and drawn, with each of its questions and its answer."""
-    for picture in PICTURES:
+def asked() -> Iterator[tuple[int, str, Image.Image, str, str]]:
+    """Number, group and image of each picture, with each of its questions and its answer."""
+    for number, picture in enumerate(composed(), start=1):
         image = draw(picture)
         for pair in picture.asked.split("; "):
             question, _, answer = pair.partition("? ")
-            yield picture, image, question + "?", answer
+            yield number, picture.group, image, question + "?", answer
 
 
 def main() -> None:
@@ -115,7 +170,7 @@ def main() -> None:
     folder = Path(__file__).parent
     processor, model = AutoProcessor.from_pretrained(folder, backend="pil"), load_model(folder)
     right, wrong = dict[str, list[bool]](), []
-    for picture, image, question, answer in asked():
+    for number, group, image, question, answer in asked():
         content = [{"type": "image"}, {"type": "text", "text": question}]
         text = processor.apply_chat_template(
             [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
@@ -125,10 +180,9 @@ def main() -> None:
             made = model.generate(**given, max_new_tokens=8, do_sample=False)
         rest = made[0, given["input_ids"].shape[1] :]
         said = processor.decode(rest, skip_special_tokens=True)
-        for name in (picture.group, "all"):
+        for name in (group, "all"):
             right.setdefault(name, []).append(said == answer)
         if said != answer:
-            number = PICTURES.index(picture) + 1
             wrong.append(f"{number}. {question} -> {said}, where {answer} is right")
     print("| pictures | questions | right |\n|---|---:|---:|")
     order = sorted(right, key=lambda name: name == "all")

@@ -96,7 +96,9 @@ class Trainer(Run):
             Muon(inner, config.weight_decay, torch.float32),
             torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.0),
         )
-        super().__init__({"model": self.model, "head": self.head}, optimizers, config.clip, save_model)
+        super().__init__(
+            {"model": self.model, "head": self.head}, optimizers, config.clip, save_model
+        )
         self.tokenizer = tokenizer
         self._rows = RowEncoder(tokenizer)
 

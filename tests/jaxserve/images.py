@@ -44,13 +44,10 @@ class Oracle:
         """Have images of more pixels made smaller."""
         self._processor.size["longest_edge"] = pixels
 
-    def change_weights(
-        self, changed: Callable[[np.ndarray], np.ndarray], *, head: bool = False
-    ) -> None:
-        """Change the matrices [out, in] of the language model's layers, and of its head."""
-        layers = [*self.model.model.language_model.layers.modules()]
+    def change_weights(self, changed: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Change the matrices [out, in] of the language model's layers."""
         with torch.no_grad():
-            for one in [*layers, *([self.model.lm_head] if head else [])]:
+            for one in self.model.model.language_model.layers.modules():
                 if isinstance(one, torch.nn.Linear):
                     one.weight.copy_(torch.tensor(changed(one.weight.numpy())))
 

@@ -74,7 +74,8 @@ def test_images_in_sizes_of_their_own(tmp_path: Path) -> None:
         assert found["tokens"].count(IMAGE) == sum(counts)
         wanted, _ = oracle.greedy(bare(found["tokens"], counts), images, 60)
         with ThreadPoolExecutor() as pool:
-            asked = [pool.submit(chat, server, turns, max_tokens=60, n=2) for _ in range(2)]
+            twice = {"n": 2, "temperature": 1, "top_k": 1}  # greedy has no n
+            asked = [pool.submit(chat, server, turns, max_tokens=60, **twice) for _ in range(2)]
             answers = [one.result().json() for one in asked]
         for answer in answers:
             assert "usage" in answer, answer
