@@ -193,10 +193,11 @@ def save_random(folder: Path, side: int) -> None:
 def measure(job: Job, options: argparse.Namespace) -> None:
     """Print the table."""
     context = multiprocessing.get_context("spawn")
-    engines = {}
+    engines, processes = {}, []
     for name in ENGINES:
         here, there = context.Pipe()
-        context.Process(target=work, args=(there, name, job), daemon=True).start()
+        processes.append(context.Process(target=work, args=(there, name, job), daemon=True))
+        processes[-1].start()
         engines[name] = here
     for one in engines.values():
         assert one.recv() == "ready"
@@ -233,6 +234,8 @@ def measure(job: Job, options: argparse.Namespace) -> None:
         print(f"<!-- {same} of {len(compared)} answers of {COMPARED} tokens are the same -->")
     for one in engines.values():
         one.send(None)
+    for process in processes:
+        process.join()
 
 
 def main(arguments: list[str] | None = None) -> int:
