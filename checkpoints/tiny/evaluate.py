@@ -36,9 +36,9 @@ from checkpoints.tiny.export import load_model
 from checkpoints.tiny.pair import Pair
 from checkpoints.tiny.tasks import TASKS, held_out_pairs, training_pair
 from checkpoints.tiny.tokenizer import PAD_ID
+from checkpoints.training import write_quoted
 
 _ROWS, _LENGTH = 16, 128
-BEGIN, END = "<!-- written by evaluate --write -->", "<!-- end -->"
 
 
 @torch.inference_mode()
@@ -198,10 +198,7 @@ def main() -> None:
     print(text)
     if arguments.write:
         (arguments.model / "evaluation.json").write_text(text + "\n")
-        readme = Path(__file__).parent / "README.md"
-        before, _, rest = readme.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        readme.write_text(f"{before}{BEGIN}\n\n{quoted(found)}\n\n{END}{after}")
+        write_quoted(Path(__file__).parent / "README.md", quoted(found))
 
 
 if __name__ == "__main__":

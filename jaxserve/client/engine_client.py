@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.image_facts import facts_of
 from jaxserve.boundary.messages import (
     WOKEN_BY,
     Abort,
@@ -225,8 +226,8 @@ class EngineClient(ABC):
         """
         for one in prepared:
             self._check_id(one.request_id)
-        hidden_size = self.model_config.hidden_size
-        works = {one.request_id: work_of(one.group, self.number, hidden_size) for one in prepared}
+        model = self.model_config
+        works = {one.request_id: work_of(one.group, self.number, model) for one in prepared}
         with counted(self.metrics.record_refused):
             self.ledger.admit(works)
 
@@ -443,10 +444,12 @@ class EngineClient(ABC):
         return stats._replace(times=self._clock.add_to(stats.times))
 
 
-def work_of(group: AddGroup, engine: int, hidden_size: int) -> RequestWork:
+def work_of(group: AddGroup, engine: int, model: ModelFacts) -> RequestWork:
     """What a request asks of the engine with this number, for the ledger."""
     media = sum(len(one.data) for one in group.spans)
-    media += sum(4 * hidden_size * one.length for one in group.spans if one.part == IMAGES)
+    images = [one for one in group.spans if one.part == IMAGES]
+    rows = sum(facts_of(model).rows_made(one.shape, one.length) for one in images)
+    media += 4 * model.hidden_size * rows
     turn = group.queueing
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
     waits, asked = _waits_first(group), group.num_output_asked

@@ -227,7 +227,7 @@ def opened(data: bytes) -> Image:
                 raise ValidationError(FIELD, "many frames", "one: no animations")
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return image.convert("RGB")
+            return as_rgb(image)
     except ValidationError:
         raise
     except Image.DecompressionBombError as error:
@@ -243,7 +243,7 @@ def as_image(given: Any) -> Image:
 
     if isinstance(given, Image.Image):
         check_size(given.size)
-        return given if given.mode == "RGB" else given.convert("RGB")
+        return as_rgb(given)
     if (
         not isinstance(given, np.ndarray)
         or given.dtype != np.uint8
@@ -258,6 +258,15 @@ def as_image(given: Any) -> Image:
         raise ValidationError(FIELD, shown, "a PIL image, or uint8[height, width, 3] or [h, w]")
     check_size(given.shape[1::-1])
     return Image.fromarray(given).convert("RGB")
+
+
+def as_rgb(image: Image) -> Image:
+    """An image in RGB of 8 bits; one of 16 bits keeps the upper ones, where Pillow would clip."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def check_size(size: tuple[int, ...]) -> None:

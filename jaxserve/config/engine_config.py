@@ -623,8 +623,8 @@ class EngineConfig:
         None,
         Integer(1),
         "Most bytes of images and embeddings that requests may hold until they end, with what the "
-        "engine makes of them; a request beyond is refused, unless none holds any. The default of "
-        "serve is 4 GiB.",
+        "engine makes of them; a request beyond is refused, unless none holds any or its client "
+        "has less than its share of them. The default of serve is 4 GiB.",
     )
     max_queue_wait: float | None = server_setting(
         None,
