@@ -79,6 +79,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "kv_offloading_path": "/p",
         "kv_offloading_path_size": 2.5,
         "allowed_local_media_path": "/m",
+        "num_processes": 1,  # several rule some of the others out
+        "process_id": 0,
     }
     rules = {k: one.rule for k, one in settings_of(EngineConfig).items() if one.flag}
     wholes = [k for k, rule in rules.items() if isinstance(rule, Integer) and k not in given]
@@ -115,10 +117,16 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "output_classes": (5, 6),
         "length_shares": (5, 2, 1),
         "skip_tokenizer_init": False,  # the commands make text, so it has no flag
+        "coordinator": None,
+        "process_token_file": None,
         "memory_share": 1.0,  # a server of several models sets it
     }
     assert dataclasses.asdict(made) == expected
     assert "hf_t" not in repr(made)
+    several = "--num-processes 2 --process-id 1 --coordinator a:1 --process-token-file f"
+    made = config(model, *several.split(), "--tensor-parallel-size", "2")
+    assert (made.num_processes, made.process_id) == (2, 1)
+    assert (made.coordinator, made.process_token_file) == ("a:1", "f")
 
 
 def test_defaults_are_those_of_the_config(model: str) -> None:
