@@ -31,6 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
 from benchmarks.time_table import time_table
+from benchmarks.verify.image_shapes import IMAGE_SHAPES, with_layers
 from benchmarks.verify.prove import (
     KINDS,
     Cost,
@@ -50,8 +51,10 @@ from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingErro
 from jaxserve.compilation.compiler_options import compiler_options
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
+from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
+from jaxserve.execution.features.images import Images
 from jaxserve.execution.memory_plan import (
     CacheBudget,
     plan_num_pages,
@@ -82,6 +85,7 @@ DTYPE = "bfloat16"
 UTILIZATION = 0.9  # of a device's memory: the engine's default
 TEMPORARIES = 2**30  # kept free of pages
 MAX_LOGPROBS = 20  # the engine's default
+FEATURE_SETTINGS = {Images.setting: 1}  # of those features that an engine has by default
 STEPS = {
     "decode[1]": StepShape(1, 0, 0, FAST, 0),
     "decode[64]": StepShape(64, 0, 0, FAST, 0),
@@ -134,9 +138,7 @@ class Setting:
 
     def config(self) -> ModelConfig:
         """The model, with all of its layers or the first few."""
-        settings = dict(SHAPES[self.shape])
-        if self.layers:
-            settings["num_hidden_layers"] = self.layers
+        settings = with_layers((SHAPES | IMAGE_SHAPES)[self.shape], self.layers)
         return model_config_of(settings).spread_over(self.devices)
 
     def mesh(self) -> Mesh:
@@ -314,8 +316,15 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     setting = with_pages(setting, weights)
     assert setting.num_pages
     threshold = threshold_on(mesh, backends)
-    facts = Facts(config.vocab_size, MAX_LOGPROBS, model=config, threshold=threshold)
-    features = make_features(facts)
+    facts = Facts(
+        config.vocab_size,
+        MAX_LOGPROBS,
+        config.hidden_size,
+        step.num_prefill,
+        config,
+        threshold,
+    )
+    features = make_features(facts, FEATURE_SETTINGS.get)
     layout = BlobLayout(step, features, facts, setting.page_size)
     spec = StepSpec(
         config=config,
@@ -343,7 +352,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             name,
             partial(run_step, spec, structure),
             leaves,
-            {},
+            DeviceBuffers(features, mesh).arrays,
             state,
             jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
             mesh=mesh,
