@@ -66,6 +66,7 @@ from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import model_config_of
+from jaxserve.models.gemma2.config import GemmaConfig
 from jaxserve.models.known_shapes import SHAPES
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.linear import LinearForm
@@ -115,6 +116,9 @@ ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 # more where a kernel of this package reads what attention gave of both kinds of rows; a product of
 # XLA's joins them as it reads
 JOINED_KERNELS = 1
+# more where norms stand behind attention and MLP too (Gemma): all four are XLA's, and each is two
+# kernels where there is one row
+NORM_KERNELS, NORM_KERNELS_OF_ROW = 3, 7
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -278,6 +282,9 @@ def requirements(
             covers = resolve("route", backends.route[0]).covers
             shape = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
             a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
+        if isinstance(config, GemmaConfig):
+            rows = step.num_decode + step.num_prefill
+            a_layer += NORM_KERNELS_OF_ROW if rows == 1 else NORM_KERNELS
         if setting.quantization is not None and step.num_decode and step.num_prefill:
             a_layer += JOINED_KERNELS
         if is_dequantized:
