@@ -37,7 +37,7 @@ from benchmarks.verify.prove import (
     write_json,
 )
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
-from benchmarks.verify.prove_step import DTYPE, MAX_NUM_SEQS, Setting, default_page_size, prove_step
+from benchmarks.verify.prove_step import DTYPE, Setting, default_page_size, prove_step
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.execution.encoder import Encoder
 from jaxserve.execution.features import ALL_NAMES
@@ -47,16 +47,12 @@ from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.encoders import abstract_encoder
 
 LAYERS = 2  # of the tower, and of the language model, that are compiled
-PREFILL = 2048  # tokens of the step's prefill region
+# of an engine that compiles in little time: its slots, and tokens of its prefill region
+SLOTS, PREFILL = 16, 512
 PAGE_TOKENS = 2**18  # in the pages of the step: a copy of them stands out among the temporaries
 # the one program that has the features of images: the largest, with all others
-STEP = StepShape(
-    MAX_NUM_SEQS,
-    PREFILL,
-    lanes_for(PREFILL, MAX_NUM_SEQS),
-    frozenset(ALL_NAMES),
-    MAX_NUM_SEQS + lanes_for(PREFILL, MAX_NUM_SEQS),
-)
+LANES = lanes_for(PREFILL, SLOTS)
+STEP = StepShape(SLOTS, PREFILL, LANES, frozenset(ALL_NAMES), SLOTS + LANES)
 COLUMNS = (
     "encoder",
     "launch",
@@ -170,7 +166,8 @@ def prove_language_step(shape: str, kind: str) -> Proof:
         CompilerMissingError: what compiles for this kind is not installed.
     """
     page_size = default_page_size(kind)
-    setting = Setting(kind, 1, shape, LAYERS, PAGE_TOKENS // page_size, page_size)
+    pages = PAGE_TOKENS // page_size
+    setting = Setting(kind, 1, shape, LAYERS, pages, page_size, slots=SLOTS)
     return prove_step(setting, STEP).proof
 
 
