@@ -119,6 +119,9 @@ JOINED_KERNELS = 1
 # more where norms stand behind attention and MLP too (Gemma): all four are XLA's, and each is two
 # kernels where there is one row
 NORM_KERNELS, NORM_KERNELS_OF_ROW = 3, 7
+# more in a step with images: of their embeddings, of angles by several axes of positions, and where
+# the rows of prefill may look ahead
+IMAGE_KERNELS = 2
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -285,6 +288,8 @@ def requirements(
         if isinstance(config, GemmaConfig):
             rows = step.num_decode + step.num_prefill
             a_layer += NORM_KERNELS_OF_ROW if rows == 1 else NORM_KERNELS
+        if config.images is not None and Images.name in step.features:
+            a_layer += IMAGE_KERNELS
         if setting.quantization is not None and step.num_decode and step.num_prefill:
             a_layer += JOINED_KERNELS
         if is_dequantized:

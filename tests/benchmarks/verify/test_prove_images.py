@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from benchmarks.verify import prove_images
+from benchmarks.verify import prove_images, prove_step
 from benchmarks.verify.image_shapes import IMAGE_SHAPES, with_layers, with_tower_layers
 from benchmarks.verify.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Cost, Counts, Memory, Proof
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
@@ -72,6 +72,17 @@ def test_what_compiles_is_told_and_what_does_not_ends_the_command(monkeypatch, c
     monkeypatch.setattr(prove_images, "prove_tower", missing)
     assert prove_images.main(asked) == EXIT_UNAVAILABLE
     assert "for h200 here: no libtpu" in capsys.readouterr().err
+
+
+def test_a_step_with_images_may_launch_more_kernels_a_layer() -> None:
+    text, images = (
+        prove_step.Setting("h200", 1, shape, 2, 64, 64) for shape in ("gemma-3-12b", "gemma-3-4b")
+    )
+    most = [
+        prove_step.requirements(one, one.config(), one.backends(), prove_images.STEP, 1).a_layer
+        for one in (text, images)
+    ]
+    assert most == [13, 15]
 
 
 @pytest.mark.slow
