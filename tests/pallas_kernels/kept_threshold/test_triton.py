@@ -111,7 +111,7 @@ def test_counting_only_shortens_the_lists_of_divided_rows(times, monkeypatch):
 
 @pytest.mark.slow
 def test_the_kernels_of_divided_rows_are_short():
-    """The time of Triton's compiler grows faster than their length: with 4,000 operations a minute."""
+    """Triton's compiler takes a minute for one of 4,000 operations, and a few seconds for these."""
 
     def length(jaxpr):
         inner = [
