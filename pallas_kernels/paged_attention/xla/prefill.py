@@ -20,7 +20,7 @@ from pallas_kernels.paged_attention.xla.decode import (
     normalised,
     pad_pages,
 )
-from pallas_kernels.pages import compute_dtype, gather_pages, token_scales
+from pallas_kernels.pages import compute_dtype, gather_pages, read_page, token_scales
 
 TILE_ROWS = 64  # query rows an item; larger is faster for long prompts, slower for many short ones
 BLOCK_TOKENS = 64  # keys a step of the inner loop
@@ -95,8 +95,8 @@ def prefill(
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
             highest, total, acc = carry
             ids = lax.dynamic_slice_in_dim(row_pages, block * pages, pages)
-            held = gather_pages(kv_pages, ids).astype(dtype)
-            held = held.reshape(tokens, 2, kv_heads, head_dim)
+            read = read_page(kv_pages, ids[0]) if pages == 1 else gather_pages(kv_pages, ids)
+            held = read.astype(dtype).reshape(tokens, 2, kv_heads, head_dim)
             key = block * tokens + jnp.arange(tokens)
             visible = key <= last  # [tile * group, tokens]
             if window is not None:
