@@ -66,7 +66,6 @@ from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import model_config_of
-from jaxserve.models.gemma2.config import GemmaConfig
 from jaxserve.models.known_shapes import SHAPES
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.linear import LinearForm
@@ -285,7 +284,7 @@ def requirements(
             covers = resolve("route", backends.route[0]).covers
             shape = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
             a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
-        if isinstance(config, GemmaConfig):
+        if config.architecture.startswith("Gemma"):
             rows = step.num_decode + step.num_prefill
             a_layer += NORM_KERNELS_OF_ROW if rows == 1 else NORM_KERNELS
         if config.images is not None and Images.name in step.features:
