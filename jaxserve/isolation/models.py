@@ -96,6 +96,9 @@ def _check(configs: Sequence[EngineConfig]) -> None:
         if config.data_parallel_size > 1:
             allowed = "1 in a server of several models, each of which has one engine"
             raise ValidationError("data_parallel_size", config.data_parallel_size, allowed)
+        if config.num_processes > 1:
+            allowed = "1 in a server of several models, each of which has one process"
+            raise ValidationError("num_processes", config.num_processes, allowed)
         if config.metrics_prefix != configs[0].metrics_prefix:
             allowed = f"{configs[0].metrics_prefix!r}, as of the first model"
             raise ValidationError("metrics_prefix", config.metrics_prefix, allowed)
