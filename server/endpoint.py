@@ -97,7 +97,10 @@ async def given_body(
         check()
     async with service.bodies.json(request) as given:
         if not is_only:
-            service = service.of_model(given.get("model"))
+            name = given.get("model")
+            service = service.of_model(name)
+            if isinstance(name, str):
+                service.resolve_model(name)
             check()
         yield service, given
 

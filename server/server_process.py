@@ -210,7 +210,8 @@ class _Server(uvicorn.Server):
 
     def _stop(self) -> None:
         """Let running requests finish, then close; a second signal ends the process at once."""
-        if self.should_exit or self._engine.is_draining or not self._is_loaded:
+        serves = self._is_loaded or any(engine.is_ready for engine in self._engines[:-1])
+        if self.should_exit or self._engine.is_draining or not serves:
             # Loading cannot be interrupted, and no request is being served yet.
             exit_now(self.exit_code)
         exit_after(self._shutdown_timeout + EXIT_S, self.exit_code)
@@ -244,12 +245,13 @@ class _Server(uvicorn.Server):
         start = time.monotonic()
         for engine in self._engines:
             try:
-                if (
-                    engine is not self._engine
-                ):  # what is free is known once the one before has its own
+                # what is free is known once the one before has its own
+                if engine is not self._engine:
                     engine.start()
                 await engine.wait_ready()
             except Exception as error:
+                if engine.is_draining:
+                    return  # the server ends
                 # Loading failed: one line for people; the engine has logged the traceback of bugs.
                 expected = isinstance(error, JaxServeError | CheckpointError | OSError)
                 text = str(error) if expected else repr(error)

@@ -362,11 +362,11 @@ class EngineConfig:
         "Share of the host's memory, or of what its cgroup allows, that is left alone by weights "
         "and KV pages where they are kept there (a CPU).",
     )
-    memory_share: float = cache_setting(
-        1.0,
-        Number(above=0.0, most=1.0),
-        "Share of the host's free memory, memory_reserve left alone, that the engine of a CPU may "
-        "use. A server of several models sets it.",
+    memory_bytes: int | None = cache_setting(
+        None,
+        Integer(1),
+        "Most bytes of the host's memory that the engine of a CPU plans with. A server of several "
+        "models sets it.",
         flag=False,
     )
     kv_cache_memory_bytes: int | None = cache_setting(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.isolation.places import VISIBLE, settings_of_engine, visible_gpus
+from jaxserve.processes.free_memory import available_bytes
 from jaxserve.processes.launch import ANYWHERE, Place
 
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # of a GPU's memory, which JAX takes at once
@@ -35,7 +36,7 @@ def parts_of(configs: Sequence[EngineConfig], stated: Sequence[float | None]) ->
     """The parts of models that are loaded one after the other, in this order.
 
     Models have GPUs of their own where there are enough, and share all their GPUs else. On a CPU
-    they share its memory and its cores.
+    they share its cores, and the memory that is free now.
 
     Args:
         configs: of the models, as they were asked for.
@@ -58,12 +59,12 @@ def parts_of(configs: Sequence[EngineConfig], stated: Sequence[float | None]) ->
             ModelPart(replace(one, gpu_memory_utilization=USED), Place({FRACTION: f"{share:.4f}"}))
             for one, share in zip(configs, shares)
         ]
-    left, found = 1.0, []
-    for one, share in zip(configs, shares):
-        # the models before it have taken theirs
-        found.append(ModelPart(replace(one, memory_share=min(1.0, share / left)), ANYWHERE))
-        left = max(LEAST, left - share)
-    return found
+    # what is free now: pages of a model that is loaded take memory when they are written
+    free = available_bytes(reserve=configs[0].memory_reserve)
+    if free is None:
+        return [ModelPart(one, ANYWHERE) for one in configs]
+    most = [max(1, int(free * share)) for share in shares]
+    return [ModelPart(replace(one, memory_bytes=own), ANYWHERE) for one, own in zip(configs, most)]
 
 
 def shares_of(stated: Sequence[float | None], free: float = 1.0) -> list[float]:

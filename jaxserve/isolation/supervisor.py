@@ -339,7 +339,6 @@ def again(asked: EngineConfig, ready: Ready) -> EngineConfig:
         tokenizer_revision=None,
         hf_token=None,
         data_parallel_size=1,
-        memory_share=1.0,
         max_model_len=resolved.scheduler.max_model_len,
         compile_ahead=LEAST_AHEAD if programs.compile_in_background else programs.compile_ahead,
     )

@@ -78,11 +78,12 @@ def with_settings(rest: Sequence[str], settings: Mapping[str, Any], source: str)
     """
     front: list[str] = []
     back: list[str] = []
+    given = {word.partition("=")[0].replace("_", "-") for word in rest}
     for flag, values in _flags(settings, source):
         if len(values) < 2:
             # joined by = a value cannot be taken for a flag, nor the flag take a MODEL behind it
             front.append("=".join([flag, *values]))
-        elif flag not in rest:
+        elif flag not in given:
             # several values in front would swallow a MODEL that stands behind them
             back += [flag, *values]
     # the first word is the sub-command

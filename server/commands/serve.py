@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import socket
+import sys
 from typing import Any, NamedTuple
 
 from jaxserve.config.engine_config import EngineConfig, Isolation
@@ -219,6 +220,10 @@ def run(args: argparse.Namespace) -> int:
     place, others = places(config)[0], []
     if args.others:
         first, *more = _parts_of_models(args)
+        names = ", ".join(one.config.model_names[0] for one in (first, *more))
+        first_name = first.config.model_names[0]
+        text = f"jaxserve: models {names}; a request that names none is {first_name}'s"
+        print(text, file=sys.stderr)
         config, place = first.config, first.place
         others = [(part, parsers(one)) for part, one in zip(more, args.others)]
     if args.num_workers is not None:

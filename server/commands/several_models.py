@@ -30,10 +30,15 @@ def command_lines(words: Sequence[str]) -> list[list[str]]:
     rest, settings, source = read_config(words)
     sections = settings.pop(MODELS, None)
     at = [place for place, word in enumerate(rest) if word.partition("=")[0] == MODEL]
+    serves = rest[:1] == ["serve"]
     if sections is None:
         typed = [_without(rest, at[:one] + at[one + 1 :]) for one in range(len(at))]
-        several = typed if len(at) > 1 and rest[:1] == ["serve"] else [rest]
+        several = [*{tuple(line): line for line in typed}.values()] if serves and at else [rest]
+        if len(several) > MOST_MODELS:
+            raise ValidationError(MODEL, f"{len(several)} models", f"at most {MOST_MODELS}")
         return [with_settings(line, settings, source) if settings else line for line in several]
+    if not serves:
+        raise ValidationError(MODELS, sections, f"nothing in {source}: `serve` alone has several")
     if not isinstance(sections, list) or not 0 < len(sections) <= MOST_MODELS:
         allowed = f"a list of 1 to {MOST_MODELS} models in {source}, each a mapping of settings"
         raise ValidationError(MODELS, sections, allowed)
@@ -55,7 +60,8 @@ def parsed(parser: argparse.ArgumentParser, lines: Sequence[Sequence[str]]) -> a
     found = []
     for line in lines:
         args = parser.parse_args(line)
-        given = any(word.partition("=")[0].replace("_", "-") == SHARE for word in line)
+        flags = (word.partition("=")[0].replace("_", "-") for word in line)
+        given = any(SHARE.startswith(flag) for flag in flags if flag.startswith("--g"))
         args.stated_share = args.gpu_memory_utilization if given else None
         found.append(args)
     found[0].others = found[1:]
@@ -74,5 +80,8 @@ def _check(section: Any, source: str) -> None:
     known = settings_of(EngineConfig).keys() | OWN
     for name, value in section.items():
         if str(name).replace("-", "_") not in known:
-            allowed = f"a setting of one model; the server's stand beside `{MODELS}` in {source}"
+            allowed = (
+                f"a setting of the engine by jaxserve's name; the server's stand beside `{MODELS}` "
+                f"in {source}"
+            )
             raise ValidationError(f"{MODELS}.{name}", value, allowed)

@@ -19,12 +19,13 @@ async def health(request: Request) -> Response:
     """200 when the model is loaded and warmed up, also while it is paused or sleeps; else 503.
 
     503 while no engine serves, while the engine is silent though it has work, or the server ends.
-    Of several engines, and of several models, the body says what each does. A server of several
-    models is as well as the first of them that is not.
+    Of several engines, and of several models, the body says what each does. Of several models the
+    first counts that does not serve, and one that is paused only if all others serve.
     """
     service = Service.of(request)
     reasons = {one.model_names[0]: one.unready() for one in service.models}
-    why, states = next((one for one in reasons.values() if one), None), service.engine.states
+    found = sorted(filter(None, reasons.values()), key=lambda one: one[0] == "paused")
+    why, states = found[0] if found else None, service.engine.states
     engines: dict[str, Any] = {"engines": states} if states else {}
     if len(reasons) > 1:
         engines = {"models": {name: one[0] if one else "ok" for name, one in reasons.items()}}

@@ -28,8 +28,8 @@ async def get_model(request: Request) -> Response:
     """One of the models; names may have slashes."""
     asked = request.path_params["name"]
     service = Service.of(request).of_model(asked)
-    service.require_ready()
     name = service.resolve_model(asked)
+    service.require_ready()
     card = anthropic_card if is_anthropic(request.headers) else openai_card
     return JSONResponse(card(name, service.created, service.engine.max_model_len))
 

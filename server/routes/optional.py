@@ -39,17 +39,21 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 async def reset_mm_cache(request: Request) -> Response:
     """Have images encoded again that come again; there is one cache of them."""
-    service = Service.of(request)
-    service.require_ready()
-    await service.controls.reset_mm_cache()
+    services = Service.of(request).chosen(request)
+    for service in services:
+        service.require_ready()
+    for service in services:
+        await service.controls.reset_mm_cache()
     return Response(status_code=200)
 
 
 async def release_kv_cache_memory(request: Request) -> Response:
     """Free the pages of an engine that `/sleep?level=0` has paused, until `/wake_up`."""
-    service = Service.of(request)
-    service.require_engine()
-    await service.controls.release_kv_cache_memory()
+    services = Service.of(request).chosen(request)
+    for service in services:
+        service.require_engine()
+    for service in services:
+        await service.controls.release_kv_cache_memory()
     return JSONResponse({"status": "kv_cache_released"})
 
 
@@ -62,7 +66,10 @@ async def sleep(request: Request) -> Response:
     level, mode = given.get("level", "1"), given.get("mode", "abort")
     if level not in ("0", "1", "2"):
         raise ValidationError("level", level, "0, 1 or 2")
-    await asyncio.gather(*(one.controls.sleep(int(level), mode) for one in services))
+    work = (one.controls.sleep(int(level), mode) for one in services)
+    for error in await asyncio.gather(*work, return_exceptions=True):  # once all are done
+        if error is not None:
+            raise error
     return JSONResponse({"status": "sleeping", "level": int(level)})
 
 

@@ -17,7 +17,9 @@ from starlette.testclient import TestClient
 from checkpoints import bundled_model_path
 from jaxserve.errors import QueueFullError
 from server.app import create_app
+from server.options import Options
 from server.service import NO_PARSERS
+from tests.server.fake_controls import FakeControls
 from tests.server.fake_engine import FakeEngine
 from tests.server.server_process import httpx, serving
 
@@ -101,7 +103,39 @@ def test_one_that_does_not_serve_holds_up_none_other(
     assert client.post("/v1/completions", json={"prompt": "a", "model": "b"}).status_code == 200
     told = client.get("/health")
     assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["b", "org/b"]
+    unknown = client.post("/v1/completions", json={"prompt": "a", "model": "c"})
+    assert unknown.status_code == 404, "whether the first one serves or not"
     assert told.status_code == 503 and told.json()["models"] == {"a": "loading", "b": "ok"}
+
+
+def test_a_model_that_is_paused_hides_none_that_is_lost(
+    client: TestClient, engines: list[FakeEngine]
+) -> None:
+    engines[0].refusal = "the engine sleeps"
+    assert client.get("/health").json()["status"] == "paused"
+    engines[1].is_dead = True
+    told = client.get("/health")
+    assert (told.status_code, told.json()["status"]) == (503, "dead")
+    engines[1].is_dead = False
+
+
+def test_control_is_of_all_models_or_of_one(engines: list[FakeEngine]) -> None:
+    first, other = engines
+    options = Options(has_control_routes=True)
+    app = create_app(first, options=options, others=[(other, NO_PARSERS)])  # type: ignore[arg-type]
+    controls = [FakeControls(), FakeControls()]
+    for service, one in zip(app.state.service.models, controls):
+        service.controls = one
+    client = TestClient(app)
+    assert client.post("/sleep?level=0").status_code == 200
+    assert client.post("/release_kv_cache_memory?model=b").status_code == 200
+    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert client.post("/wake_up?model=org/b").status_code == 200
+    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert client.post("/release_kv_cache_memory?model=c").status_code == 404
+    slept = (0, "abort")
+    assert controls[0].asked == [slept]
+    assert controls[1].asked == [slept, ("release_kv_cache_memory",), ("wake_up", None)]
 
 
 def test_a_queue_that_is_full_is_one_models_own(

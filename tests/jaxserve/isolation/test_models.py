@@ -29,16 +29,15 @@ def test_more_than_all_is_refused(stated):
         shares_of(stated)
 
 
-def test_a_cpus_models_take_their_shares_one_after_the_other(monkeypatch):
+def test_a_cpus_models_have_shares_of_what_is_free_before_the_first_is_loaded(monkeypatch):
     monkeypatch.setattr(models, "visible_gpus", lambda _: [])
+    monkeypatch.setattr(models, "available_bytes", lambda reserve: 1000)
     parts = parts_of(configs("a", "b", "c"), [0.5, None, None])
     assert [one.place for one in parts] == [ANYWHERE] * 3
-    free, taken = 1000, []
-    for part in parts:
+    assert [one.config.memory_bytes for one in parts] == [500, 250, 250]
+    for free, share in ((900, 500), (300, 300)):
         monkeypatch.setattr(host_memory, "available_bytes", lambda reserve, free=free: free)
-        taken.append(host_memory.share_of_host(part.config))
-        free -= taken[-1]
-    assert taken == [500, 250, 250]
+        assert host_memory.share_of_host(parts[0].config) == share
 
 
 def test_models_have_gpus_of_their_own_where_there_are_enough(monkeypatch):

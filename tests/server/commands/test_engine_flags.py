@@ -119,7 +119,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "skip_tokenizer_init": False,  # the commands make text, so it has no flag
         "coordinator": None,
         "process_token_file": None,
-        "memory_share": 1.0,  # a server of several models sets it
+        "memory_bytes": None,  # a server of several models sets it
     }
     assert dataclasses.asdict(made) == expected
     assert "hf_t" not in repr(made)

@@ -54,6 +54,28 @@ def test_the_flag_may_be_repeated():
     ]
     words = ["generate", "--model", "/a", "--model", "/b"]
     assert command_lines(words) == [words], "serve alone has several"
+    assert command_lines(["serve", "--model", "/a", "--model", "/a"]) == [
+        ["serve", "--model", "/a"]
+    ]
+
+
+def test_a_share_may_be_stated_by_a_part_of_its_flag():
+    lines = command_lines(["serve", "--model", "/a", "--model", "/b", "--gpu-memory-util", "0.3"])
+    args = parsed(build_parser("serve"), lines)
+    assert [one.stated_share for one in (args, *args.others)] == [0.3, 0.3]
+
+
+def test_a_value_of_a_model_wins_over_a_list_of_all(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("features: [a:B, c:D]\nmodels: [{model: /a, features: e:F}, {model: /b}]")
+    lines = command_lines(["serve", "--config", str(path)])
+    found = [build_parser("serve").parse_args(one).features for one in lines]
+    assert found == [["e:F"], ["a:B", "c:D"]]
+
+
+def test_other_commands_have_no_list_of_models(path, capsys):
+    assert main(["generate", "--config", str(path)]) == 1
+    assert "`serve` alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
