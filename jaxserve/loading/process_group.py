@@ -122,8 +122,10 @@ class ProcessGroup:
         """Let the others go, in good order."""
         if self._is_closed:
             return
-        with suppress(EngineDeadError):
-            self._tell(Control(Action.CLOSE))
+        self._is_closed = True  # from now on the end of a connection is no loss
+        for link in self._links.values():
+            with suppress(EngineDeadError):  # one that was lost
+                link.send(Control(Action.CLOSE))
         self._end()
 
     def _end(self) -> None:
@@ -133,6 +135,8 @@ class ProcessGroup:
             link.close()
 
     def _lose(self, why: str) -> None:
+        if self._is_closed:
+            return
         self._say_why(why)
         self.on_lost(why)
 
