@@ -13,6 +13,7 @@ from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 if TYPE_CHECKING:
     from jaxserve.loading.engine_build import Footprint
     from jaxserve.models.config import ModelConfig
+    from jaxserve.models.cost import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +90,50 @@ def require_room(longest: int, config: EngineConfig) -> None:
         )
 
 
-def bytes_moved(items: list[WorkItem], num_steps: int, footprint: Footprint) -> int:
+def bytes_moved(
+    items: list[WorkItem],
+    n: int,
+    num_steps: int,
+    config: ModelConfig,
+    footprint: Footprint,
+    num_found: int,
+) -> int:
     """Bytes that `num_steps` steps must read for `items`: weights each step, each row's context.
 
-    The lower bound that a roofline uses: activations and the reads of prefill chunks are left out.
+    The lower bound that a roofline uses: activations and the reads of prefill chunks are left out,
+    and so is what `bytes_saved` tells. `num_steps` and `footprint` are of the engine, the other
+    arguments those of `flops_of_items`.
     """
-    context = sum(
+    context = n * sum(
         item.output_len * len(item.prompt_token_ids) + item.output_len * (item.output_len - 1) // 2
         for item in items
     )
-    return num_steps * footprint.weight_bytes + context * footprint.kv_bytes_per_token
+    saved = bytes_saved(items, n, num_steps, config, footprint, num_found)
+    return num_steps * footprint.weight_bytes + context * footprint.kv_bytes_per_token - saved
 
 
 def bytes_saved(
-    items: list[WorkItem], num_steps: int, config: ModelConfig, footprint: Footprint
+    items: list[WorkItem],
+    n: int,
+    num_steps: int,
+    config: ModelConfig,
+    footprint: Footprint,
+    num_found: int,
 ) -> int:
-    """Bytes of `bytes_moved` that need not be read: experts without a token, tokens before windows.
+    """Bytes that need not be read beside `bytes_moved`: experts without a token, tokens before
+    windows.
 
-    Of experts it is an estimate: tokens are routed evenly, and spread evenly over the steps.
+    Of experts it is an estimate: tokens are routed evenly, spread evenly over the steps, and a
+    weight of an expert has as many bytes as any other.
     """
     from jaxserve.models.cost import Row
     from jaxserve.models.savings import tokens_unread, weights_unread
 
+    tokens = sum(row.length for row in _computed(items, n, num_found))
+    unread = weights_unread(config, tokens / max(1, num_steps))
     rows = [Row(len(item.prompt_token_ids), item.output_len) for item in items]
-    tokens = sum(row.start + row.length for row in rows)
-    weights = (
-        num_steps * footprint.weight_bytes * weights_unread(config, tokens / max(1, num_steps))
-    )
-    return int(weights + tokens_unread(config, rows) * footprint.kv_bytes_per_token)
+    unseen = n * tokens_unread(config, rows)
+    return int(num_steps * footprint.weight_bytes * unread + unseen * footprint.kv_bytes_per_token)
 
 
 def flops_of_items(items: list[WorkItem], n: int, config: ModelConfig, num_found: int) -> int:
@@ -128,13 +145,20 @@ def flops_of_items(items: list[WorkItem], n: int, config: ModelConfig, num_found
         config: of the model.
         num_found: prompt tokens that the prefix cache had; taken as spread evenly.
     """
-    from jaxserve.models.cost import Row, flops_of
+    from jaxserve.models.cost import flops_of
 
-    rows, samples = [], 0
+    samples = n * sum(item.output_len for item in items)
+    return flops_of(config, _computed(items, n, num_found), samples)
+
+
+def _computed(items: list[WorkItem], n: int, num_found: int) -> list[Row]:
+    """The tokens that are computed; the arguments are those of `flops_of_items`."""
+    from jaxserve.models.cost import Row
+
+    rows = []
     for item in items:
-        prompt, output = len(item.prompt_token_ids), item.output_len
+        prompt = len(item.prompt_token_ids)
         cached = min(num_found // len(items), prompt - 1)
         # the last token of a sequence passes through nothing
-        rows += [Row(cached, prompt - cached), *[Row(prompt, output - 1)] * n]
-        samples += n * output
-    return flops_of(config, rows, samples)
+        rows += [Row(cached, prompt - cached), *[Row(prompt, item.output_len - 1)] * n]
+    return rows
