@@ -144,7 +144,7 @@ def run_workload(
     steps = after.num_steps - before.num_steps
     found, model = after.pages.num_found - before.pages.num_found, llm.model_config
     flops = flops_of_items(items, n, model, found)
-    read = items, n, steps, model, llm.footprint, found
+    read = items, n, steps, model, llm.footprint
     return Measurement(
         elapsed_time=elapsed,
         num_requests=len(items),

@@ -13,7 +13,6 @@ from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 if TYPE_CHECKING:
     from jaxserve.loading.engine_build import Footprint
     from jaxserve.models.config import ModelConfig
-    from jaxserve.models.cost import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +90,7 @@ def require_room(longest: int, config: EngineConfig) -> None:
 
 
 def bytes_moved(
-    items: list[WorkItem],
-    n: int,
-    num_steps: int,
-    config: ModelConfig,
-    footprint: Footprint,
-    num_found: int,
+    items: list[WorkItem], n: int, num_steps: int, config: ModelConfig, footprint: Footprint
 ) -> int:
     """Bytes that `num_steps` steps must read for `items`: weights each step, each row's context.
 
@@ -108,28 +102,24 @@ def bytes_moved(
         item.output_len * len(item.prompt_token_ids) + item.output_len * (item.output_len - 1) // 2
         for item in items
     )
-    saved = bytes_saved(items, n, num_steps, config, footprint, num_found)
+    saved = bytes_saved(items, n, num_steps, config, footprint)
     return num_steps * footprint.weight_bytes + context * footprint.kv_bytes_per_token - saved
 
 
 def bytes_saved(
-    items: list[WorkItem],
-    n: int,
-    num_steps: int,
-    config: ModelConfig,
-    footprint: Footprint,
-    num_found: int,
+    items: list[WorkItem], n: int, num_steps: int, config: ModelConfig, footprint: Footprint
 ) -> int:
-    """Bytes that need not be read beside `bytes_moved`: experts without a token, tokens before
-    windows.
+    """Bytes that need not be read beside `bytes_moved`: idle experts, tokens before windows.
 
-    Of experts it is an estimate: tokens are routed evenly, spread evenly over the steps, and a
-    weight of an expert has as many bytes as any other.
+    Of experts it is an estimate: tokens are routed evenly, and a weight of an expert has as many
+    bytes as any other. Generated tokens are spread evenly over the steps. Prompts are not: a chunk
+    of one fills a step, so that few steps have many tokens and the others none of these.
     """
     from jaxserve.models.cost import Row
     from jaxserve.models.savings import tokens_unread, weights_unread
 
-    tokens = sum(row.length for row in _computed(items, n, num_found))
+    # the last token of a sequence passes through nothing
+    tokens = n * sum(item.output_len - 1 for item in items)
     unread = weights_unread(config, tokens / max(1, num_steps))
     rows = [Row(len(item.prompt_token_ids), item.output_len) for item in items]
     unseen = n * tokens_unread(config, rows)
@@ -145,20 +135,13 @@ def flops_of_items(items: list[WorkItem], n: int, config: ModelConfig, num_found
         config: of the model.
         num_found: prompt tokens that the prefix cache had; taken as spread evenly.
     """
-    from jaxserve.models.cost import flops_of
+    from jaxserve.models.cost import Row, flops_of
 
-    samples = n * sum(item.output_len for item in items)
-    return flops_of(config, _computed(items, n, num_found), samples)
-
-
-def _computed(items: list[WorkItem], n: int, num_found: int) -> list[Row]:
-    """The tokens that are computed; the arguments are those of `flops_of_items`."""
-    from jaxserve.models.cost import Row
-
-    rows = []
+    rows, samples = [], 0
     for item in items:
-        prompt = len(item.prompt_token_ids)
+        prompt, output = len(item.prompt_token_ids), item.output_len
         cached = min(num_found // len(items), prompt - 1)
         # the last token of a sequence passes through nothing
-        rows += [Row(cached, prompt - cached), *[Row(prompt, item.output_len - 1)] * n]
-    return rows
+        rows += [Row(cached, prompt - cached), *[Row(prompt, output - 1)] * n]
+        samples += n * output
+    return flops_of(config, rows, samples)

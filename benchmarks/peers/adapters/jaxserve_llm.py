@@ -32,7 +32,7 @@ class Jaxserve:
         )
         tokens: list[list[int]] = [[] for _ in items]
         first, self._number = self._number, self._number + len(items)
-        before = client.stats()
+        steps = client.stats().num_steps
 
         def add(index: int) -> None:
             item = items[index]
@@ -47,10 +47,8 @@ class Jaxserve:
         feed(len(items), cell.in_flight, add, step)
         while client.has_work:  # with overlap a step is dispatched before the last one's end
             client.outputs()
-        after, llm = client.stats(), self._llm
-        steps = after.num_steps - before.num_steps
-        found = after.pages.num_found - before.pages.num_found
-        read = bytes_moved(items, 1, steps, llm.model_config, llm.footprint, found)
+        steps, llm = client.stats().num_steps - steps, self._llm
+        read = bytes_moved(items, 1, steps, llm.model_config, llm.footprint)
         figures = {"bytes_read": float(read)}
         held = jax.devices()[0].memory_stats() or {}
         if "peak_bytes_in_use" in held:

@@ -40,13 +40,13 @@ def test_flops_of_requests(config):
 
 def test_bytes_of_requests():
     model, footprint = model_config_of(SHAPES["mixtral-8x7b"]), Footprint(10**6, 100)
-    rest = [WorkItem([1] * 10, 4)] * 2, 2, 3, model, footprint, 6
-    # of each prompt 7 tokens are computed once, and of each of two sequences 3
-    saved = int(3 * 10**6 * weights_unread(model, 2 * (7 + 2 * 3) / 3))
+    rest = [WorkItem([1] * 10, 4)] * 2, 2, 3, model, footprint
+    # of each of four sequences three tokens are computed, in three steps
+    saved = int(3 * 10**6 * weights_unread(model, 4))
     assert bytes_saved(*rest) == saved > 0
     assert bytes_moved(*rest) == 3 * 10**6 + 4 * (4 * 10 + 6) * 100 - saved
     windowed = replace(model_config_of(SHAPES["gemma-3-12b"]), attention_window=8)
-    rest = [WorkItem([1] * 10, 4)], 2, 0, windowed, footprint, 0
+    rest = [WorkItem([1] * 10, 4)], 2, 0, windowed, footprint
     assert bytes_moved(*rest) == 2 * 4 * (8 - 1) * 100, "a query sees itself beside these"
 
 
