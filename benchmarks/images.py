@@ -263,7 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
             folder = Path(scratch)
             save_random(folder, options.side)
         facts = read_model_config(folder).images
-        if facts is None or facts.free_axes:
+        if facts is None or facts.free_axes or facts.sees_whole:
             parser.exit(1, f"{parser.prog}: error: {folder} is no LLaVA 1.5\n")
         most = max(options.images)
         places = facts.places(facts.shape)

@@ -144,16 +144,16 @@ def run_workload(
     steps = after.num_steps - before.num_steps
     found, model = after.pages.num_found - before.pages.num_found, llm.model_config
     flops = flops_of_items(items, n, model, found)
-    saved = bytes_saved(items * n, steps, model, llm.footprint)
+    read = items, n, steps, model, llm.footprint
     return Measurement(
         elapsed_time=elapsed,
         num_requests=len(items),
         num_prompt_tokens=sum(len(item.prompt_token_ids) for item in items),
         num_output_tokens=n * sum(item.output_len for item in items),
         num_steps=steps,
-        bytes_read=bytes_moved(items * n, steps, llm.footprint) - saved,
+        bytes_read=bytes_moved(*read),
         flops=flops,
-        bytes_saved=saved,
+        bytes_saved=bytes_saved(*read),
         flops_saved=flops_of_items(items, n, without_savings(model), found) - flops,
         phase_seconds=after.times.since(before.times).as_dict(),
     )

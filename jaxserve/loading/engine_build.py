@@ -368,7 +368,9 @@ def _settle(tier: HostTier, engine: Engine, report: LoadProgress, *, preload: bo
     with report.phase("measuring moves of pages"):
         costs = tier.costs = measure_costs(engine)
     moved, computed = costs.call_seconds / costs.pages, costs.recompute_seconds
-    verdict = "pages come back" if costs.pays(costs.pages) else "pages are computed again"
+    verdict = "pages come back" if costs.may_pay else "pages are computed again"
+    if costs.most_spared:
+        verdict = f"with up to {costs.most_spared:.2g} others that it spares, {verdict}"
     report.say(
         f"host memory: {tier.stats().num_host_pages} KV pages; a page is moved back in "
         f"{1e3 * moved:.3g} ms and computed in {1e3 * computed:.3g} ms: {verdict}"

@@ -29,16 +29,24 @@ class MoveCosts(NamedTuple):
         pages: that one call moves; fewer take as long.
         call_seconds: of such a call, from the host's memory into the device's.
         recompute_seconds: of one page, in a step of prompts alone.
+        most_spared: pages, for each that is moved, that need not be computed beside it, at most:
+            those of layers with a window.
     """
 
     pages: int
     call_seconds: float
     recompute_seconds: float
+    most_spared: float = 0.0
 
-    def pays(self, count: int, num_spared: int = 0) -> bool:
+    def pays(self, count: int, num_spared: float = 0) -> bool:
         """Whether so many pages are moved in less time than they, and others, are computed in."""
         computed = (count + num_spared) * self.recompute_seconds
         return -(-count // self.pages) * self.call_seconds < computed
+
+    @property
+    def may_pay(self) -> bool:
+        """Whether moving pays at its best."""
+        return self.pays(self.pages, self.pages * self.most_spared)
 
 
 class Note(NamedTuple):
@@ -95,7 +103,7 @@ class HostTier:
         if key in self._pages:
             self._pages.move_to_end(key)
             return None
-        if self.costs is not None and not self.costs.pays(self.costs.pages):
+        if self.costs is not None and not self.costs.may_pay:
             return None
         page = self._take(key)
         self._num_out += page is not None
@@ -146,7 +154,7 @@ class HostTier:
         self._num_back += len(found)
         return found
 
-    def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:
+    def fetch(self, keys: Sequence[bytes], num_spared: int = 0) -> Future[None] | None:
         """See `Tier.fetch`."""
         cold = self._cold
         if cold is None or not keys:
@@ -159,7 +167,7 @@ class HostTier:
                     break
                 wanted.append(key)
         seconds = None if self.costs is None else self.costs.recompute_seconds
-        if not wanted or not cold.pays(len(wanted), seconds):
+        if not wanted or not cold.pays(len(wanted), seconds, num_spared):
             return None
         self.wants(keys)
         return self._read(cold, wanted)

@@ -36,7 +36,7 @@ class PageManager:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens a page.
         caching: keep what full pages hold until they are handed out again, see `keep`.
-        tier: where known pages go then; None: nowhere. It gives those of one group back.
+        tier: where known pages go then, and come back from; None: nowhere.
         groups: the groups of layers that share pages.
 
     Attributes:
@@ -241,8 +241,8 @@ class PageManager:
             return None  # without keys, which take time and memory
         keys = self._findable(request)
         first, count = groups.beginning(keys, self.page_size, index.holds_slowly)
-        needed = (key for _, key in groups.places(keys, first, count))
-        return index.fetch([key for key in needed if not index.knows(key)])
+        wanted = [key for _, key in groups.places(keys, first, count) if not index.knows(key)]
+        return index.fetch(wanted, count * self._num_groups - len(self.find(request)) - len(wanted))
 
     def close(self) -> None:
         """End what the tier does beside the engine."""

@@ -86,6 +86,12 @@ class PageGroups:
             for index in range(first if group >= self.num_full else 0, count):
                 yield index * self.num_groups + group, group_key(keys[index], group)
 
+    def most_spared(self, num_tokens: int, page_size: int) -> float:
+        """Pages that nobody needs of a beginning of so many tokens, for each that is needed."""
+        count = max(1, num_tokens // page_size)
+        num_passed = self.num_windowed * self.first_index(count * page_size, page_size)
+        return num_passed / max(1, count * self.num_groups - num_passed)
+
     def reach(self, num_tokens: int) -> int:
         """Tokens that groups with a window have pages for when so many are computed.
 

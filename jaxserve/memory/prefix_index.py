@@ -83,9 +83,9 @@ class PrefixIndex:
     def has_tier(self) -> bool:
         return self._tier is not None
 
-    def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:
+    def fetch(self, keys: Sequence[bytes], num_spared: int = 0) -> Future[None] | None:
         """See `Tier.fetch`."""
-        return None if self._tier is None else self._tier.fetch(keys)
+        return None if self._tier is None else self._tier.fetch(keys, num_spared)
 
     def bring(self, keys: Sequence[bytes], pages: Sequence[int], num_spared: int = 0) -> int:
         """Have pages hold what keys name, as far as the tier gives it; how many do.

@@ -57,10 +57,10 @@ class Tier(Protocol):
             num_spared: pages beside these that need not be computed either.
         """
 
-    def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:
+    def fetch(self, keys: Sequence[bytes], num_spared: int = 0) -> Future[None] | None:
         """Begin to bring what a slower tier alone has of the first keys to where `find` finds it.
 
-        None: nothing is worth waiting for.
+        None: nothing is worth waiting for. The arguments are those of `find`.
         """
 
     def forget_all(self) -> None:

@@ -19,17 +19,24 @@ def without_savings(config: ModelConfig) -> ModelConfig:
     return replace(config, **changes)
 
 
-def weights_unread(config: ModelConfig, num_tokens: float) -> float:
-    """Share of the weights that a step of so many tokens does not read; tokens are routed evenly.
+def experts_unread(config: ModelConfig, num_tokens: float) -> float:
+    """Share of the experts that no token of a step goes to, if tokens are routed evenly.
 
-    They are those of experts that no token goes to. `num_tokens` may be a mean.
+    `num_tokens`, those of the step, may be a mean.
     """
     if not isinstance(config, MoeConfig) or config.experts_per_token == config.num_experts:
         return 0.0
-    missed = 1.0 - config.experts_per_token / config.num_experts
-    dense = without_savings(config)
+    return float((1.0 - config.experts_per_token / config.num_experts) ** num_tokens)
+
+
+def weights_unread(config: ModelConfig, num_tokens: float) -> float:
+    """Share of the numbers of all weights that are those experts': see `experts_unread`."""
+    unread, dense = experts_unread(config, num_tokens), without_savings(config)
+    if not unread:
+        return 0.0
+    missed = experts_unread(config, 1)
     experts = (dense.numbers_per_token - config.numbers_per_token) / missed
-    return float(missed**num_tokens * experts / weight_numbers(dense))
+    return unread * experts / weight_numbers(dense)
 
 
 def tokens_unread(config: ModelConfig, rows: Iterable[Row]) -> float:

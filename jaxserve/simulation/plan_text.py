@@ -17,7 +17,7 @@ from jaxserve.loading.capacity import (
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.cost import Row, flops_of
 from jaxserve.models.moe import MoeConfig
-from jaxserve.models.savings import weights_unread, without_savings
+from jaxserve.models.savings import experts_unread, without_savings
 from jaxserve.simulation.planner import Candidate, Load
 from jaxserve.simulation.prices import HOURS_A_MONTH, Prices
 from jaxserve.simulation.setting import Setting
@@ -85,7 +85,8 @@ def kv_lines(setting: Setting) -> list[str]:
 
 def savings_of(setting: Setting, load: Load) -> dict[str, int]:
     """What a request computes and holds, and what it would with all experts and full attention."""
-    rows = [Row(0, load.input_len), Row(load.input_len, load.output_len)]
+    # the last token passes through nothing
+    rows = [Row(0, load.input_len), Row(load.input_len, load.output_len - 1)]
     length, page = load.input_len + load.output_len, setting.config.cache.page_size
     pages = setting.groups.most_held(length, page)
     dense = without_savings(setting.model)
@@ -108,9 +109,12 @@ def saving_lines(setting: Setting, load: Load) -> list[str]:
         "GFLOP that it would with all experts and full attention"
     ]
     if isinstance(model, MoeConfig):
-        weights = weight_bytes(model, setting.config.model.dtype, setting.quantization).read
+        held = weight_bytes(model, setting.config.model.dtype, setting.quantization)
+        weights, numbers = held.read, numbers_of(model)
+        experts = held.linear * numbers.experts / numbers.linear
         read = ", ".join(
-            f"{gb(weights * (1.0 - weights_unread(model, tokens)))} by {tokens}" for tokens in STEPS
+            f"{gb(weights - experts * experts_unread(model, tokens))} by {tokens}"
+            for tokens in STEPS
         )
         lines.append(
             f"A token goes to {model.experts_per_token} of {model.num_experts} experts: of "

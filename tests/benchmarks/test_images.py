@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks import images
+from jaxserve.boundary.image_facts import ImageFacts
+from jaxserve.models import config_reader
 
 pytest.importorskip("torch")
+
+
+def test_a_model_that_reads_images_otherwise_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gemma = SimpleNamespace(images=ImageFacts(9, (3, 8, 8), 4, sees_whole=True))
+    monkeypatch.setattr(config_reader, "read_model_config", lambda folder: gemma)
+    monkeypatch.setattr(images, "use_cores", lambda count: None)
+    with pytest.raises(SystemExit, match="1"):
+        images.main(["--model", "gemma"])
+    assert "gemma is no LLaVA 1.5" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from benchmarks.model_shapes import write_config
 from jaxserve.bench import commands, device_limits, measure, sweep
 from jaxserve.bench.device_limits import Limits
-from jaxserve.bench.workloads import WorkItem, flops_of_items
+from jaxserve.bench.workloads import WorkItem, bytes_moved, bytes_saved, flops_of_items
 from jaxserve.loading.engine_build import Footprint
-from jaxserve.models.config_reader import read_model_config
+from jaxserve.models.config_reader import model_config_of, read_model_config
 from jaxserve.models.cost import Row, flops_of
+from jaxserve.models.known_shapes import SHAPES
+from jaxserve.models.savings import weights_unread
 from server.cli import build_parser, main
 
 PHASES = {"device_idle": 0.0, "plan": 0.0}
@@ -33,6 +36,18 @@ def test_flops_of_requests(config):
     assert flops_of_items(items, 2, config, 0) == two  # a prompt is computed once
     assert flops_of_items(items, 1, config, 6) == flops_of(config, [Row(6, 4), Row(10, 3)], 4)
     assert flops_of_items(items, 1, config, 99) == flops_of(config, [Row(9, 1), Row(10, 3)], 4)
+
+
+def test_bytes_of_requests():
+    model, footprint = model_config_of(SHAPES["mixtral-8x7b"]), Footprint(10**6, 100)
+    rest = [WorkItem([1] * 10, 4)] * 2, 2, 3, model, footprint
+    # of each of four sequences three tokens are computed, in three steps
+    saved = int(3 * 10**6 * weights_unread(model, 4))
+    assert bytes_saved(*rest) == saved > 0
+    assert bytes_moved(*rest) == 3 * 10**6 + 4 * (4 * 10 + 6) * 100 - saved
+    windowed = replace(model_config_of(SHAPES["gemma-3-12b"]), attention_window=8)
+    rest = [WorkItem([1] * 10, 4)], 2, 0, windowed, footprint
+    assert bytes_moved(*rest) == 2 * 4 * (8 - 1) * 100, "a query sees itself beside these"
 
 
 @pytest.fixture

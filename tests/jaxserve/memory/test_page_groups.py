@@ -58,6 +58,9 @@ def test_a_beginning_is_the_longest_that_all_groups_have(groups: PageGroups, see
     places = dict(groups.places(keys, first, count))
     assert not lost & {*places.values()}
     assert len(places) == count * groups.num_full + (count - first) * groups.num_windowed
+    _, whole = groups.beginning(keys, size, lambda key: True)
+    needed = sum(1 for _ in groups.places(keys, groups.first_index(40, size), whole))
+    assert groups.most_spared(40, size) == pytest.approx(whole * groups.num_groups / needed - 1)
 
 
 def test_groups_without_a_window_hold_all() -> None:

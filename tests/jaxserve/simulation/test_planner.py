@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 
 import pytest
 
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
+from jaxserve.loading.capacity import weight_bytes
+from jaxserve.models.cost import Row, flops_of
 from jaxserve.simulation.devices import DEVICES
 from jaxserve.simulation.plan_text import json_of, rule_lines, saving_lines, savings_of, text_of
 from jaxserve.simulation.planner import Load, candidate, candidates, latency_of
@@ -117,6 +121,18 @@ def test_a_plan_tells_what_sparse_computing_saves(name, told, flops, kv_bytes):
     assert all(part in text for part in told) and bool(text) == bool(told), text
     assert found["flops"] <= flops * found["dense_flops"]
     assert found["kv_bytes"] <= kv_bytes * found["dense_kv_bytes"]
+    rows = [Row(0, 32000), Row(32000, 767)]
+    assert found["flops"] == flops_of(setting.model, rows, 768)
+
+
+@pytest.mark.slow
+def test_a_plan_tells_bytes_of_experts_in_their_own_form():
+    asked = EngineConfig(model="qwen3-30b-a3b", max_model_len=4096, quantization="int4")
+    setting = settle(asked, find_model(asked)[0], DEVICES["h200"])
+    (read,) = re.findall(r"reads ([0-9.]+) GB by 1,", saving_lines(setting, Load(1, 9, 9, 1, 1))[1])
+    few = replace(setting.model, num_experts=8)
+    wanted = weight_bytes(few, "bfloat16", "int4").read / 1e9
+    assert float(read) == pytest.approx(wanted, rel=0.02)
 
 
 def test_the_rule_of_thumb_is_told_where_it_fails():
