@@ -219,9 +219,13 @@ def test_a_process_that_was_lost_may_come_again(monkeypatch: pytest.MonkeyPatch)
         return "process 0 was lost: timed out" in str(given)
 
     until(lambda: came_and_went(1))
-    for number in (2, 1):
+    others = [
         Side(lambda one=number: join(address, replace(OTHER, process_id=one), TOKEN, print))
-    assert sorted(side.ended()) == [1, 2]
+        for number in (1, 2)
+    ]
+    for found in side.ended().values():
+        found.send(Joined("h:1"))
+    assert [given.ended()[1] for given in others] == [Joined("h:1")] * 2
 
 
 def test_what_cannot_be_reached_or_is_taken_is_said() -> None:
