@@ -298,7 +298,8 @@ class AsyncLLMEngine:
         async with self._turn():
             if self.engine.refusal != PAUSED:
                 allowed = "one that sleep(0, mode='abort') or sleep(0, mode='wait') has paused"
-                raise ValidationError("engine", "running", allowed)
+                state = "paused by 'keep'" if self.engine.client.is_paused else "running"
+                raise ValidationError("engine", state, allowed)
             self._sleep.release_kv_cache()
             await self.engine.settle()
 

@@ -69,10 +69,18 @@ def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 
 def with_kwargs(prompt: Any, given: Mapping[str, Any] | None) -> Any:
-    """A prompt with those of its call, which its own go before; without images it needs none."""
+    """A prompt with those of its call, which its own go before; without images it needs none.
+
+    Raises:
+        ValidationError: either is no mapping.
+    """
+    own = prompt.get(FIELD) if isinstance(prompt, Mapping) else None
+    for one in (given, own):
+        if one is not None and not isinstance(one, Mapping):
+            raise ValidationError(FIELD, one, "None, or a mapping of how images become pixels")
     if not given or not isinstance(prompt, Mapping):
         return prompt
-    return {**prompt, FIELD: {**given, **(prompt.get(FIELD) or {})}}
+    return {**prompt, FIELD: {**given, **(own or {})}}
 
 
 def _edges(value: Any, field: str) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import importlib.metadata
+import logging
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,6 +33,8 @@ from jaxserve.processes.joining import gather
 from jaxserve.processes.link import Link
 from jaxserve.processes.network import free_port
 from jaxserve.processes.wire import StartRefusal
+
+logger = logging.getLogger(__name__)
 
 PACKAGES = ("jaxserve", "jax", "jaxlib")
 # what each process may have of its own: where its files are, and what process 0 alone acts on
@@ -163,12 +166,16 @@ def what_is_compared(config: EngineConfig) -> Join:
 
 
 def token_of(config: EngineConfig) -> bytes:
-    """The secret that all processes share; empty where none is needed.
+    """The secret that all processes share; empty, with a warning, where none is needed.
 
     Raises:
         ValidationError: the file cannot be read, or is empty.
     """
     if config.process_token_file is None:
+        logger.warning(
+            "process_token_file: none, so any user of this machine can pose as a process of this "
+            "engine"
+        )
         return b""
     field, file = "process_token_file", config.process_token_file
     try:

@@ -26,8 +26,9 @@ from jaxserve.processes.wire import Channel, StartRefusal
 logger = logging.getLogger(__name__)
 
 JOIN_S = 25.0  # that process 0 waits for the others, and these for it
-HELLO_S = 5.0  # for each answer of a process that has connected
+HELLO_S = 5.0  # for all of a greeting, and then for what a process says of itself
 RETRY_S = 0.25
+MOST_UNPROVEN = 64  # connections that are being greeted; what comes beyond has to come again
 _GREETING, _NONCE, _PROOF = b"jaxserve/processes/1", 32, 32
 _FIRST, _OTHER = b"process 0", b"another process"
 
@@ -47,7 +48,8 @@ def gather(
 ) -> dict[int, Link]:
     """In process 0: the other processes, by number, once all are there and like this one.
 
-    Nothing listens any more when it returns or raises. A stranger who connects changes nothing.
+    Nothing listens any more when it returns or raises. A stranger who connects changes nothing. A
+    process that was lost before all were there may come again.
 
     Args:
         address: host and port to listen at.
@@ -63,11 +65,13 @@ def gather(
     """
     arrivals: queue.SimpleQueue[tuple[Channel, Join]] = queue.SimpleQueue()
     turned_away: list[str] = []
+    unproven = threading.Semaphore(MOST_UNPROVEN)
+    is_over = threading.Event()
 
     def welcome(stream: socket.socket) -> None:
         try:
-            stream.settimeout(HELLO_S)
             _greet_as_first(stream, token)
+            stream.settimeout(HELLO_S)
             channel = Channel(stream)
             body = channel.receive()
             if isinstance(body, Join):
@@ -78,12 +82,28 @@ def gather(
             turned_away.append(f"{type(error).__name__}: {error}")
             logger.warning("a connection to %s:%d was turned away: %s", *address, error)
             stream.close()
+        finally:
+            unproven.release()
 
     def accept() -> None:
-        with suppress(OSError):  # it was closed
-            while True:
+        while not is_over.is_set():
+            try:
                 stream, _ = listener.accept()
-                threading.Thread(target=welcome, args=(stream,), daemon=True).start()
+            except OSError as error:  # of one connection, or no descriptor is left, or it is over
+                if not is_over.wait(RETRY_S):
+                    logger.warning("no connection to %s:%d can be taken: %s", *address, error)
+                continue
+            if not unproven.acquire(blocking=False):
+                stream.close()
+                continue
+            name = "jaxserve-welcome"
+            thread = threading.Thread(target=welcome, args=(stream,), name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # there are too many
+                logger.warning("a connection to %s:%d was turned away: %s", *address, error)
+                stream.close()
+                unproven.release()
 
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     try:
@@ -103,6 +123,8 @@ def gather(
                     text = _missing(num_processes, found, seconds, turned_away)
                     raise JaxServeError(text) from None
                 unless_all.callback(channel.close)
+                for lost in [number for number, one in found.items() if one.has_ended()]:
+                    found.pop(lost).close()
                 is_new = 0 < join.process_id < num_processes and join.process_id not in found
                 found[join.process_id if is_new else -1] = channel  # it is told too
                 _compare(own, join)
@@ -116,6 +138,7 @@ def gather(
                     channel.send(StartRefusal(str(error)))
             raise
         finally:
+            is_over.set()
             with suppress(OSError):  # wakes `accept`
                 listener.shutdown(socket.SHUT_RDWR)
         unless_all.pop_all()
@@ -157,8 +180,8 @@ def join(
             time.sleep(RETRY_S)
     channel = Channel(stream)
     try:
-        channel.send(own)
         stream.settimeout(seconds + HELLO_S)  # it waits for the others
+        channel.send(own)
         body = channel.receive()
         stream.settimeout(None)
     except OSError as error:
@@ -196,9 +219,10 @@ def _missing(
 
 
 def _greet_as_first(stream: socket.socket, token: bytes) -> None:
-    nonce = secrets.token_bytes(_NONCE)
+    deadline, nonce = time.monotonic() + HELLO_S, secrets.token_bytes(_NONCE)
+    stream.settimeout(HELLO_S)
     stream.sendall(_GREETING + nonce)
-    answer = _exactly(stream, _NONCE + _PROOF)
+    answer = _exactly(stream, _NONCE + _PROOF, deadline)
     theirs, proof = answer[:_NONCE], answer[_NONCE:]
     is_right = hmac.compare_digest(proof, _proof(token, _OTHER, nonce, theirs))
     stream.sendall(_proof(token, _FIRST, theirs, nonce) if is_right else bytes(_PROOF))
@@ -207,12 +231,13 @@ def _greet_as_first(stream: socket.socket, token: bytes) -> None:
 
 
 def _greet_as_other(stream: socket.socket, token: bytes) -> None:
-    greeting = _exactly(stream, len(_GREETING) + _NONCE)
+    deadline = time.monotonic() + HELLO_S
+    greeting = _exactly(stream, len(_GREETING) + _NONCE, deadline)
     if not greeting.startswith(_GREETING):
         raise MessageError("something else answers there")
     theirs, nonce = greeting[len(_GREETING) :], secrets.token_bytes(_NONCE)
     stream.sendall(nonce + _proof(token, _OTHER, theirs, nonce))
-    proof = _exactly(stream, _PROOF)
+    proof = _exactly(stream, _PROOF, deadline)
     if not hmac.compare_digest(proof, _proof(token, _FIRST, nonce, theirs)):
         raise WrongToken("it has another secret")
 
@@ -221,9 +246,13 @@ def _proof(token: bytes, role: bytes, asked: bytes, given: bytes) -> bytes:
     return hmac.digest(token, role + asked + given, "sha256")
 
 
-def _exactly(stream: socket.socket, count: int) -> bytes:
+def _exactly(stream: socket.socket, count: int, deadline: float) -> bytes:
     found = b""
     while len(found) < count:
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            raise TimeoutError("it was too slow")
+        stream.settimeout(left)
         part = stream.recv(count - len(found))
         if not part:
             raise EOFError("the connection has ended")

@@ -220,6 +220,15 @@ class Channel:
             except BlockingIOError:
                 return
 
+    def has_ended(self) -> bool:
+        """Whether the other side has gone, and all that it sent was received; waits for nothing."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Wakes a thread that waits for a message; the other side reads to the end."""
         with suppress(OSError):  # the other side has gone already

@@ -145,7 +145,10 @@ def test_it_sleeps_and_goes_on(serve) -> None:
             assert not await engine.wake_up(["weights"])
             assert await engine.wake_up() and not await engine.is_sleeping()
             assert await one(engine, 0) == want
-        with pytest.raises(ValidationError, match=r"sleep\(0"):
+        with pytest.raises(ValidationError, match=r"engine='running'.*sleep\(0"):
+            await engine.release_kv_cache_memory()
+        await engine.sleep(level=0, mode="keep")
+        with pytest.raises(ValidationError, match=r"paused by 'keep'.*sleep\(0"):
             await engine.release_kv_cache_memory()
         await engine.sleep(level=0)
         assert await engine.is_paused() and not await engine.is_sleeping()

@@ -48,7 +48,8 @@ def test_a_lost_process_is_replaced_and_all_end_together(monkeypatch: pytest.Mon
         *("--num-processes", "2", "--tensor-parallel-size", "4", "--dtype", "float32"),
         *("--coordinator", f"127.0.0.1:{free_port('127.0.0.1')}", "--linear-backend", "xla"),
         *("--max-num-seqs", "2", "--max-model-len", "256", "--max-num-batched-tokens", "16"),
-        *("--compile-ahead", "1", "--num-pages", "40"),
+        *("--compile-ahead", "1", "--num-pages", "40", "--load-format", "dummy"),
+        *("--hf-overrides", '{"num_hidden_layers": 1}'),
     ]
     other, lines = start(*words, "--process-id", "1")
     try:

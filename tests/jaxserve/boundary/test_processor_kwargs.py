@@ -51,3 +51,6 @@ def test_a_prompts_own_go_before_the_others() -> None:
     told = with_kwargs(prompt, {"fps": 1, "resample": 3})
     assert told["mm_processor_kwargs"] == {"fps": 2, "resample": 3}
     assert with_kwargs("a", {"fps": 1}) == "a" and with_kwargs(prompt, None) is prompt
+    for given, wrong in (("a", [1]), (prompt, "x"), ({"mm_processor_kwargs": "x"}, None)):
+        with pytest.raises(ValidationError, match=r"mm_processor_kwargs=.*a mapping of how"):
+            with_kwargs(given, wrong)

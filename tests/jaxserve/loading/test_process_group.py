@@ -26,8 +26,11 @@ def test_files_and_the_queue_are_a_hosts_own_and_what_decides_steps_is_not() -> 
         assert what_is_compared(replace(CONFIG, **change)).settings != first.settings, change
 
 
-def test_the_secret_is_what_its_file_holds(tmp_path: Path) -> None:
-    assert token_of(CONFIG) == b""
+def test_the_secret_is_what_its_file_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert token_of(CONFIG) == b"" and "any user of this machine" in caplog.text
+    caplog.clear()
     file = tmp_path / "token"
     config = replace(CONFIG, process_token_file=str(file))
     with pytest.raises(ValidationError, match="a file that can be read"):
@@ -36,7 +39,7 @@ def test_the_secret_is_what_its_file_holds(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="a file that is not empty"):
         token_of(config)
     file.write_text("a secret\n")
-    assert token_of(config) == b"a secret"
+    assert token_of(config) == b"a secret" and not caplog.text
 
 
 def test_an_llm_is_process_0_alone() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from jaxserve.boundary.messages import Action, Control
 from jaxserve.boundary.process_messages import Join, Joined, RunCommand
 from jaxserve.errors import EngineDeadError, JaxServeError
-from jaxserve.processes import link
+from jaxserve.processes import joining, link
 from jaxserve.processes.joining import gather, join
 from jaxserve.processes.network import free_port
 from jaxserve.processes.wire import StartRefusal
@@ -95,8 +97,7 @@ def test_an_end_in_good_order_is_no_loss() -> None:
 def test_an_error_of_another_process_is_told_at_once() -> None:
     found, (other, _), lost = both()
     other.send(StartRefusal("no memory"))
-    until(lambda: lost)
-    assert lost[0] == "process 1: no memory"
+    until(lambda: "process 1: no memory" in lost)
     with pytest.raises(EngineDeadError, match="process 1: no memory"):
         found[1].receive()
 
@@ -156,6 +157,75 @@ def test_strangers_change_nothing() -> None:
     assert list(side.ended()) == [1], "one stranger said nonsense, the other one nothing"
     for one in strangers:
         one.close()
+
+
+def test_strangers_who_drip_or_are_many_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "HELLO_S", 1.0)
+    monkeypatch.setattr(joining, "MOST_UNPROVEN", 2)
+    address = HOST, free_port(HOST)
+    side = Side(lambda: gather(address, 2, FIRST, TOKEN, lambda why: None, seconds=4.0))
+    strangers: list[socket.socket] = []
+
+    def came() -> bool:
+        with suppress(OSError):
+            strangers.append(socket.create_connection(address))
+        return len(strangers) == 3
+
+    until(came)
+    assert strangers[2].recv(1) == b"", "beyond the two that are greeted"
+
+    count = 0
+    with suppress(ConnectionError):
+        while count < 64:  # bytes of an answer
+            strangers[0].send(b"x")
+            count += 1
+            time.sleep(0.05)
+    assert count < 64, "each byte came in time, all together did not"
+    Side(lambda: join(address, OTHER, TOKEN, lambda why: None))
+    assert list(side.ended()) == [1]
+
+
+def test_a_failure_of_one_connection_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, start = socket.socket.accept, threading.Thread.start
+    failed: list[str] = []
+
+    def failing_accept(listener: socket.socket) -> Any:
+        if not failed:
+            failed.append("accept")
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept(listener)
+
+    def failing_start(thread: threading.Thread) -> None:
+        if thread.name == "jaxserve-welcome" and len(failed) == 1:
+            failed.append("start")
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(socket.socket, "accept", failing_accept)
+    monkeypatch.setattr(threading.Thread, "start", failing_start)
+    found, (_, joined), _ = both()
+    assert list(found) == [1] and joined == Joined("h:1") and failed == ["accept", "start"]
+
+
+def test_a_process_that_was_lost_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "HELLO_S", 0.3)
+    address = HOST, free_port(HOST)
+    side = Side(lambda: gather(address, 3, FIRST, TOKEN, lambda why: None, seconds=4.0))
+
+    def came_and_went(number: int) -> bool:
+        """A process that waits for the others for HELLO_S alone."""
+        one = replace(OTHER, process_id=number)
+        given = Side(lambda: join(address, one, TOKEN, print, seconds=0.0)).ended()
+        return "process 0 was lost: timed out" in str(given)
+
+    until(lambda: came_and_went(1))
+    others = [
+        Side(lambda one=number: join(address, replace(OTHER, process_id=one), TOKEN, print))
+        for number in (1, 2)
+    ]
+    for found in side.ended().values():
+        found.send(Joined("h:1"))
+    assert [given.ended()[1] for given in others] == [Joined("h:1")] * 2
 
 
 def test_what_cannot_be_reached_or_is_taken_is_said() -> None:
