@@ -13,6 +13,7 @@ from jaxserve.models import config_reader
 pytest.importorskip("torch")
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_images_otherwise_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
