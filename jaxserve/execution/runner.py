@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 
 # what a runner is told beside the programs that it runs
 HOST_COMMANDS = ("set_pool", "make_state", "drop_state", "put_away_weights", "take_back_weights")
-CLOSE = "close"  # told, too, and is no command: whoever listens ends by itself
+CLOSE = "close"  # listeners hear it when the runner closes; it is no command
 
 SAMPLES = 256  # numbers of an array that stand for it
 

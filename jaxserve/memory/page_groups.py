@@ -87,7 +87,7 @@ class PageGroups:
                 yield index * self.num_groups + group, group_key(keys[index], group)
 
     def most_spared(self, num_tokens: int, page_size: int) -> float:
-        """Pages that nobody needs of a beginning of so many tokens, for each that is needed."""
+        """Pages that the next token does not need of a beginning, for each page that it needs."""
         count = max(1, num_tokens // page_size)
         num_passed = self.num_windowed * self.first_index(count * page_size, page_size)
         return num_passed / max(1, count * self.num_groups - num_passed)

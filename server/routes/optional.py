@@ -15,6 +15,22 @@ from server.routes import profile
 from server.service import Service
 
 
+def _ready(request: Request) -> list[Service]:
+    """The services that a request of control is for. Raises ApiError 503: one does not serve."""
+    services = Service.of(request).chosen(request)
+    for service in services:
+        service.require_ready()
+    return services
+
+
+def _with_engines(request: Request) -> list[Service]:
+    """The same. Raises ApiError 503: one has no engine that could sleep or wake."""
+    services = Service.of(request).chosen(request)
+    for service in services:
+        service.require_engine()
+    return services
+
+
 async def load(request: Request) -> Response:
     """How many requests for the model's work are being answered."""
     return JSONResponse({"server_load": Service.of(request).load.num_running})
@@ -29,39 +45,28 @@ async def tokenizer_info(request: Request) -> Response:
 
 async def reset_prefix_cache(request: Request) -> Response:
     """Have nothing found any more that was computed so far; requests that run go on."""
-    services = Service.of(request).chosen(request)
-    for service in services:
-        service.require_ready()
-    for service in services:
+    for service in _ready(request):
         await service.engine.reset_prefix_cache()
     return Response(status_code=200)
 
 
 async def reset_mm_cache(request: Request) -> Response:
     """Have images encoded again that come again; there is one cache of them."""
-    services = Service.of(request).chosen(request)
-    for service in services:
-        service.require_ready()
-    for service in services:
+    for service in _ready(request):
         await service.controls.reset_mm_cache()
     return Response(status_code=200)
 
 
 async def release_kv_cache_memory(request: Request) -> Response:
     """Free the pages of an engine that `/sleep?level=0` has paused, until `/wake_up`."""
-    services = Service.of(request).chosen(request)
-    for service in services:
-        service.require_engine()
-    for service in services:
+    for service in _with_engines(request):
         await service.controls.release_kv_cache_memory()
     return JSONResponse({"status": "kv_cache_released"})
 
 
 async def sleep(request: Request) -> Response:
     """End all requests, or wait for them, and free pages and weights until `/wake_up`."""
-    services = Service.of(request).chosen(request)
-    for service in services:
-        service.require_engine()
+    services = _with_engines(request)
     given = request.query_params
     level, mode = given.get("level", "1"), given.get("mode", "abort")
     if level not in ("0", "1", "2"):
@@ -75,9 +80,7 @@ async def sleep(request: Request) -> Response:
 
 async def wake_up(request: Request) -> Response:
     """Take the memory again that `/sleep` has freed, or the parts that `tags` name."""
-    services = Service.of(request).chosen(request)
-    for service in services:
-        service.require_engine()
+    services = _with_engines(request)
     tags = request.query_params.getlist("tags") or None
     is_awake = all([await one.controls.wake_up(tags) for one in services])
     return JSONResponse({"status": "awake" if is_awake else "sleeping", "tags": tags})

@@ -40,6 +40,15 @@ params = [
 tokens = [
     [o.outputs[0].token_ids for o in llm.generate(prompts, p, use_tqdm=False)] for p in params
 ]
+# each device draws one of two rows, by the row's own parameters
+own = [
+    SamplingParams(temperature=1.0 + row, seed=row, max_tokens=8, ignore_eos=True)
+    for row in range(2)
+]
+drawn = [o.outputs[0].token_ids for o in llm.generate(prompts[:2], own, use_tqdm=False)]
+for prompt, param, found in zip(prompts, own, drawn):
+    (alone,) = llm.generate([prompt], param, use_tqdm=False)
+    assert alone.outputs[0].token_ids == found, "as alone"
 vectors = [o.outputs.embedding for o in llm.embed(prompts, "mean", False, use_tqdm=False)]
 try:
     LLM(model=folder, tensor_parallel_size=3, skip_tokenizer_init=True)
