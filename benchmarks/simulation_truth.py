@@ -63,8 +63,8 @@ WORKLOADS = {
     "long prompts": Workload(
         request_rate=1.1, input_len=500, output_len=24, range_ratio=0.4, seed=4
     ),
-    "shared prefixes": Workload(request_rate=4.4, prefix_len=256, num_prefixes=4, seed=5, **SHORT),
-    "priorities": Workload(request_rate=3.5, burstiness=0.25, num_priorities=3, seed=6, **SHORT),
+    "shared prefixes": Workload(request_rate=3.6, prefix_len=256, num_prefixes=4, seed=5, **SHORT),
+    "priorities": Workload(request_rate=3.0, burstiness=0.25, num_priorities=3, seed=6, **SHORT),
 }
 METRICS = {  # name -> whether it is a p99
     "requests/s": False,

@@ -72,7 +72,8 @@ class AsyncEngine:
         start: bool = True,
         isolation: Isolation | None = None,
         early: EarlyProcess | None = None,
-        make: Callable[[ClientClock, Callable[[], None]], FrontClient] | None = None,
+        make: Callable[[ClientClock, Callable[[], None]], FrontClient | ProcessClient]
+        | None = None,
     ):
         self.clock = ClientClock(whole_thread=True)
         self.client: ThreadClient | ProcessClient | ReplicaClient | FrontClient

@@ -21,7 +21,16 @@ from typing import Any
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.messages import Action
 from jaxserve.client.input_processor import Params, Prompt
-from jaxserve.client.sleep import ABORT, KEEP, MODES, WAIT, Sleep, check_mode, check_tags
+from jaxserve.client.sleep import (
+    ABORT,
+    KEEP,
+    MODES,
+    WAIT,
+    Sleep,
+    check_mode,
+    check_tags,
+    memory_tags,
+)
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.client.vllm_config import ModelNames, VllmNames
 from jaxserve.config.engine_args import EngineArgs
@@ -29,8 +38,7 @@ from jaxserve.config.engine_config import Isolation
 from jaxserve.config.profiler_config import (
     FOLDER,
     ProfilerConfig,
-    check_iterations,
-    check_prefix,
+    check_session,
 )
 from jaxserve.config.settings import Integer
 from jaxserve.errors import EngineDeadError, ValidationError
@@ -46,7 +54,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
 PAUSED, ENDS = "the engine is paused, or sleeps", "the engine is about to end"
-SCHEDULING = "scheduling"  # a tag of `wake_up` beside those of memory
 
 
 class AsyncLLMEngine:
@@ -269,7 +276,7 @@ class AsyncLLMEngine:
             ValidationError: another tag.
             EngineDeadError: the engine has ended.
         """
-        memory = None if tags is None else [tag for tag in tags if tag != SCHEDULING]
+        memory = memory_tags(tags)
         check_tags(memory)
         async with self._turn():
             await self.engine.wait_ready()
@@ -279,6 +286,23 @@ class AsyncLLMEngine:
                 self._resume()
             return not self._sleep.is_sleeping
 
+    async def release_kv_cache_memory(self) -> None:
+        """Free the pages of an engine that `sleep(0)` has paused; `wake_up` takes them again.
+
+        What the prefix cache had is gone.
+
+        Raises:
+            ValidationError: it is not paused by "abort" or "wait", or memory is freed already.
+            EngineDeadError: the engine has ended.
+        """
+        async with self._turn():
+            if self.engine.refusal != PAUSED:
+                allowed = "one that sleep(0, mode='abort') or sleep(0, mode='wait') has paused"
+                state = "paused by 'keep'" if self.engine.client.is_paused else "running"
+                raise ValidationError("engine", state, allowed)
+            self._sleep.release_kv_cache()
+            await self.engine.settle()
+
     async def is_sleeping(self) -> bool:
         """Whether `wake_up` is needed before anything can be run."""
         return self._sleep.is_sleeping
@@ -286,6 +310,7 @@ class AsyncLLMEngine:
     async def start_profile(
         self,
         profile_prefix: str | None = None,
+        *,
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
         profiler_kwargs: Mapping[str, Any] | None = None,
@@ -301,11 +326,7 @@ class AsyncLLMEngine:
             ValidationError: another value, or a record has begun already, or cannot begin.
             EngineDeadError: the engine has ended.
         """
-        check_prefix(profile_prefix)
-        check_iterations("delay_iterations", delay_iterations)
-        check_iterations("max_iterations", max_iterations)
-        if profiler_kwargs:
-            raise ValidationError("profiler_kwargs", profiler_kwargs, "none: the trace is JAX's")
+        check_session(profile_prefix, delay_iterations, max_iterations, profiler_kwargs)
         if self._profile is not None:
             told = str(self._profile[0])
             raise ValidationError("profile_prefix", told, "one record at a time: stop_profile")
@@ -371,6 +392,15 @@ class AsyncLLMEngine:
         await self.engine.wait_ready()
         await self.engine.reset_prefix_cache()
         return True
+
+    async def reset_mm_cache(self) -> None:
+        """Have images encoded again that come again; the prefix cache finds what it found."""
+        await self.engine.wait_ready()
+        self.engine.client.control(Action.RESET_ENCODER_CACHE)
+
+    async def reset_encoder_cache(self) -> None:
+        """The same: there is one cache of images."""
+        await self.reset_mm_cache()
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Raises ValidationError: there are no adapters yet."""

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from jaxserve.boundary.processor_kwargs import with_kwargs
 from jaxserve.boundary.prompt_spans import NO_ID
 from jaxserve.client.blocking_requests import Bar
 from jaxserve.client.call_arguments import list_of_prompts, one_a_prompt
@@ -110,6 +111,7 @@ class LLM(EngineCalls, Pictures):
         lora_request: LoRARequest | None = None,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         capture: Capture | Sequence[str] | Sequence[Capture | None] | None = None,
         interventions: Sequence[Intervention] | Sequence[Sequence[Intervention]] | None = None,
@@ -126,6 +128,8 @@ class LLM(EngineCalls, Pictures):
                 `scheduling_policy="priority"`.
             tokenization_kwargs: how prompts become tokens, see `Tokenization`: `add_special_tokens`
                 of text, `truncate_prompt_tokens` and `truncation_side` of all.
+            mm_processor_kwargs: how images become pixels, see `processor_kwargs`; a prompt's own go
+                before them.
             timeout: seconds after which every request ends wherever it is, with the tokens that it
                 has, finish_reason "abort" and stop_reason "timeout".
             capture: names of `sites()`, in which * stands for any part, or a `Capture`, for all
@@ -146,6 +150,7 @@ class LLM(EngineCalls, Pictures):
             priority,
             timeout,
             tokenization_kwargs,
+            mm_processor_kwargs,
             capture,
             interventions,
         )
@@ -206,6 +211,7 @@ class LLM(EngineCalls, Pictures):
         if self.client.has_work:
             raise ValidationError("weights", "...", "no update while requests run")
         runner = self.client.engine.runner
+        runner.require_one_process("update_weights")
         load: Callable[[], Any] | None = None
         if isinstance(weights, str | PathLike):
             mesh = make_mesh(self.config.asked.tensor_parallel_size)
@@ -227,6 +233,7 @@ class LLM(EngineCalls, Pictures):
         priority: int | Sequence[int] | None = None,
         use_tqdm: Bar = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
     ) -> list[str]:
@@ -236,7 +243,13 @@ class LLM(EngineCalls, Pictures):
         `generate`; `use_tqdm` has no meaning here.
         """
         prepared = self._prepare_all(
-            prompts, sampling_params, lora_request, priority, timeout, tokenization_kwargs
+            prompts,
+            sampling_params,
+            lora_request,
+            priority,
+            timeout,
+            tokenization_kwargs,
+            mm_processor_kwargs,
         )
         return self._requests.enqueue(prepared)
 
@@ -247,7 +260,7 @@ class LLM(EngineCalls, Pictures):
         **how: Any,
     ) -> list[str]:
         """The same for conversations; `how` are further arguments of `chat`."""
-        names = ("lora_request", "priority", "timeout", "use_tqdm")
+        names = ("lora_request", "priority", "timeout", "use_tqdm", "mm_processor_kwargs")
         queueing = {name: how.pop(name) for name in names if name in how}
         cut = how.get("tokenization_kwargs")
         prompts = self._chat_prompts(messages, **how)
@@ -459,6 +472,7 @@ class LLM(EngineCalls, Pictures):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
         keep_control_tokens: bool = False,
@@ -489,6 +503,7 @@ class LLM(EngineCalls, Pictures):
             lora_request=lora_request,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
             timeout=timeout,
         )
 
@@ -602,11 +617,13 @@ class LLM(EngineCalls, Pictures):
         priority: int | Sequence[int] | None,
         timeout: float | None,
         tokenization_kwargs: Mapping[str, Any] | None,
+        mm_processor_kwargs: Mapping[str, Any] | None,
         capture: Any = None,
         interventions: Any = None,
     ) -> list[PreparedRequest]:
         self._check_ready(lora_request)
         items = self._tokenised(list_of_prompts(prompts), tokenization_kwargs)
+        items = [with_kwargs(prompt, mm_processor_kwargs) for prompt in items]
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = one_a_prompt("sampling_params", sampling_params, SamplingParams, len(items))

@@ -83,6 +83,10 @@ class LLMEngine(EngineCalls):
         """Whether `wake_up` is needed before anything can be run."""
         return self._opened.sleeping.is_sleeping
 
+    def reset_encoder_cache(self) -> None:
+        """`reset_mm_cache`: there is one cache of images."""
+        self.reset_mm_cache()
+
     def do_log_stats(self) -> None:
         """A line of the log: queues, pages and the steps so far."""
         logger.info(load_line(self.stats()))

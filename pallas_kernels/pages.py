@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -141,6 +143,17 @@ def row_scales(values: jax.Array, pool_dtype: DTypeLike) -> jax.Array:
 def gather_pages(kv_pages: jax.Array, page_ids: jax.Array) -> jax.Array:
     """The named pages as numbers, not scaled: `page_ids.shape + kv_pages.shape[1:]`."""
     return as_values(kv_pages.at[page_ids].get(mode="clip"))
+
+
+def read_page(kv_pages: jax.Array, page_id: jax.Array) -> jax.Array:
+    """One page as numbers, not scaled: rows [page_size * 2 * KVH, D], or of parts of heads.
+
+    Read as rows: where a loop gathers a page at a time, XLA for a TPU brings the whole pool into
+    another order before.
+    """
+    size = math.prod(kv_pages.shape[1:-1])
+    rows = kv_pages.reshape(-1, kv_pages.shape[-1])
+    return as_values(lax.dynamic_slice_in_dim(rows, page_id * size, size))
 
 
 def scales_of_pages(

@@ -59,6 +59,8 @@ class Admission:
             if name == b"x-request-id":
                 given = value
         service = self._service
+        if len(service.models) > 1:
+            return None  # which of them is asked, the body says
         if not service.serves():
             return None  # the application says why
         if service.keys is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from jaxserve.boundary.messages import EngineStats
+from jaxserve.boundary.united import united_stats
 from server.client_limits import Limits
 from server.counts import Counts
 from server.engine_route import engine_paths
@@ -70,6 +72,7 @@ def create_app(
     tracer: RequestTracer | None = None,
     has_page: bool = True,
     counts: Counts | None = None,
+    others: Sequence[tuple[AsyncEngine, Parsers]] = (),
 ) -> Starlette:
     """The HTTP application around an engine, which may still be loading.
 
@@ -83,17 +86,22 @@ def create_app(
         tracer: makes spans of requests; None: there are none.
         has_page: serve the page at `/`, and what it shows of the engine.
         counts: see `Service`.
+        others: engines of more models, with what reads their answers; shut down likewise.
     """
 
     service = Service(
         engine, limits, options=options, parsers=parsers, api_keys=api_keys, counts=counts
     )
+    for other in others:
+        service.add_model(*other)
+    engines = [one.engine for one in service.models]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await service.responses.close()
-        await engine.shutdown()
+        for one in engines:
+            await one.shutdown()
         if tracer is not None:
             await asyncio.to_thread(tracer.shutdown)
 
@@ -123,7 +131,8 @@ def create_app(
         middleware.append(Middleware(RootPathMiddleware, root_path=options.root_path))
     middleware.append(Middleware(RequestIdMiddleware, tells=options.sends_request_ids))
     if tracer is not None:
-        engine.on_ended = tracer.ended
+        for one in engines:
+            one.on_ended = tracer.ended
         middleware.append(Middleware(TraceMiddleware, tracer=tracer))
     if allowed_origins:
         middleware.append(
@@ -138,7 +147,7 @@ def create_app(
         opened = PROBE_PATHS if options.guards_metrics else OPEN_PATHS
         opened |= page.OPEN_PATHS if has_page else frozenset()
         middleware.append(Middleware(ApiKeyMiddleware, keys=service.keys, open_paths=opened))
-    middleware.append(Middleware(LoadReportMiddleware, stats=lambda: engine.client.stats()))
+    middleware.append(Middleware(LoadReportMiddleware, stats=_stats_of(engines)))
     if options.tracks_load:
         waiting = engine_paths(routes).values()
         middleware.append(Middleware(LoadMiddleware, load=service.load, paths=frozenset(waiting)))
@@ -153,3 +162,7 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.service = service
     return app
+
+
+def _stats_of(engines: Sequence[AsyncEngine]) -> Callable[[], EngineStats]:
+    return lambda: united_stats([one.client.stats() for one in engines])

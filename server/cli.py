@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import jaxserve
 from jaxserve.bench.mistakes import in_a_line
 from jaxserve.config.flags import FlexibleArgumentParser
-from server.commands.config_file import expand_config
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
+from server.commands.several_models import command_lines, parsed
 from server.process_end import ended_by_ctrl_c, exit_soon
 
 LIKE = 0.81  # of two flags, so that one is taken for a slip of the other
@@ -98,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser(command)
 
     def run_command() -> int:
-        args = parser.parse_args(expand_config(words))
+        lines = command_lines(words)
+        args = parser.parse_args(lines[0]) if len(lines) == 1 else parsed(parser, lines)
         # a compilation in a thread would have to end before a KeyboardInterrupt could be seen
         at_once = ended_by_ctrl_c() if getattr(args, "loads_model", False) else nullcontext()
         with at_once:

@@ -55,6 +55,9 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
 _NO_BODY = (
     "/ping",
     "/reset_prefix_cache",
+    "/reset_mm_cache",
+    "/reset_encoder_cache",
+    "/release_kv_cache_memory",
     "/sleep",
     "/wake_up",
     "/stop_profile",
@@ -288,6 +291,7 @@ ANSWERS: dict[str, Schema] = {
     "/version": _object({"version": TEXT}),
     "/load": _object({"server_load": WHOLE}),
     "/sleep": _object({"status": TEXT, "level": WHOLE}),
+    "/release_kv_cache_memory": _object({"status": TEXT}),
     "/wake_up": _object({"status": {"enum": ["awake", "sleeping"]}, "tags": _maybe(_list(TEXT))}),
     "/stop_profile": _object({"trace": TEXT}),
     "/is_sleeping": _object({"is_sleeping": {"type": "boolean"}}),

@@ -23,7 +23,7 @@ class Options:
         tracks_load: `/load` says how many requests are being answered.
         tells_tokenizer: `/tokenizer_info` is there.
         tells_timings: responses to one prompt with one choice say how long they took.
-        has_control_routes: `/reset_prefix_cache`, `/sleep` and `/wake_up` are there.
+        has_control_routes: routes that empty caches, `/sleep` and `/wake_up` are there.
         trusts_templates: requests may bring chat templates of their own.
         guards_metrics: `/metrics` and `/version` need a key, where the server asks for keys.
         template_variables: of the chat template, unless a request says otherwise.

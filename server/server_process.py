@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,10 @@ import uvicorn
 from checkpoints.errors import CheckpointError
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import JaxServeError
+from jaxserve.isolation.models import ModelPart
 from jaxserve.observability.json_log import JSON
 from jaxserve.observability.trace_recorder import TraceRecorder
+from jaxserve.processes.launch import ANYWHERE, Place
 from server.app import create_app
 from server.commands.edge_flags import allowed_hosts
 from server.commands.log_flags import tracer
@@ -39,8 +41,11 @@ from server.service import Service
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
+    from jaxserve.isolation.process_client import ProcessClient
+    from jaxserve.observability.step_clock import ClientClock
     from jaxserve.processes.launch import EarlyProcess
     from server.fronts.hub import Hub
+    from server.tools.choice import Parsers
 
 logger = logging.getLogger("jaxserve.server")
 
@@ -55,6 +60,8 @@ def serve(
     told: Mapping[str, Any],
     isolation: Isolation | None,
     early: EarlyProcess | None,
+    place: Place = ANYWHERE,
+    others: Sequence[tuple[ModelPart, Parsers]] = (),
 ) -> int:
     """Load the model and serve it until SIGINT or SIGTERM.
 
@@ -64,6 +71,8 @@ def serve(
         told: what of them `create_app` is told, checked.
         isolation: of the engine; None: it is in this process.
         early: its process, where it has been started already.
+        place: the part of the machine that its engine has, where there are others.
+        others: more models, with what reads their answers; each has an isolated engine.
 
     Returns:
         The exit code: 0 after a signal, 1 when the model cannot be served, ENGINE_LOST when its
@@ -85,7 +94,10 @@ def serve(
     from jaxserve.async_engine import AsyncEngine
 
     sys.setswitchinterval(SWITCH_S)
-    engine = AsyncEngine(config, start=False, isolation=isolation, early=early)
+    if others:
+        engine = _engine_of(ModelPart(config, place), isolation, early)
+    else:
+        engine = AsyncEngine(config, start=False, isolation=isolation, early=early)
     hub = None
     if args.api_server_count > 1:
         from server.fronts.hub import Hub
@@ -101,6 +113,7 @@ def serve(
         tracer=spans,
         has_page=args.page,
         counts=None if hub is None else hub.counts,
+        others=[(_engine_of(part, isolation), parsers) for part, parsers in others],
         **told,
     )
     service = app.state.service
@@ -126,6 +139,29 @@ def serve(
     return server.exit_code
 
 
+def _engine_of(
+    part: ModelPart, isolation: Isolation | None, early: EarlyProcess | None = None
+) -> AsyncEngine:
+    """The engine of one of several models, which is not loaded yet."""
+    from jaxserve.async_engine import AsyncEngine
+    from jaxserve.isolation.process_client import ProcessClient
+
+    assert isolation is not None
+
+    def make(clock: ClientClock, notify: Callable[[], None]) -> ProcessClient:
+        return ProcessClient(
+            part.config,
+            clock,
+            notify,
+            isolation,
+            early,
+            place=part.place,
+            tells_server=early is not None,
+        )
+
+    return AsyncEngine(part.config, start=False, isolation=isolation, make=make)
+
+
 class _Server(uvicorn.Server):
     """uvicorn with our signals (a signal is a normal end) and a watch over the engine's loading."""
 
@@ -144,6 +180,7 @@ class _Server(uvicorn.Server):
         self._num_workers = workers_of(args.num_workers)
         self._shutdown_timeout = args.shutdown_timeout
         self._service, self._engine = service, service.engine
+        self._engines = [one.engine for one in service.models]
         self._descriptors, self._base_url = descriptors, base_url
         self._hub = hub  # of fronts, which have the connections; None: there are none
         self._is_loaded = False
@@ -173,7 +210,8 @@ class _Server(uvicorn.Server):
 
     def _stop(self) -> None:
         """Let running requests finish, then close; a second signal ends the process at once."""
-        if self.should_exit or self._engine.is_draining or not self._is_loaded:
+        serves = self._is_loaded or any(engine.is_ready for engine in self._engines[:-1])
+        if self.should_exit or self._engine.is_draining or not serves:
             # Loading cannot be interrupted, and no request is being served yet.
             exit_now(self.exit_code)
         exit_after(self._shutdown_timeout + EXIT_S, self.exit_code)
@@ -188,14 +226,16 @@ class _Server(uvicorn.Server):
         def is_entering() -> bool:
             return service.num_entering > 0 or (drained is not None and not drained.done())
 
-        if not await self._engine.drain(seconds, is_entering):
+        drains = (engine.drain(seconds, is_entering) for engine in self._engines)
+        if not all(await asyncio.gather(*drains)):
             logger.warning(
                 "some requests had not finished after %g s: they end with an error",
                 self._shutdown_timeout,
             )
         if self._hub is None:
             self.should_exit = True
-            return await self._engine.shutdown()
+            await asyncio.gather(*(engine.shutdown() for engine in self._engines))
+            return
         await self._engine.shutdown()
         await self._hub.settle()
         self.should_exit = True
@@ -203,14 +243,20 @@ class _Server(uvicorn.Server):
     async def _announce(self) -> None:
         """Say when the server is healthy, or why it never will be."""
         start = time.monotonic()
-        try:
-            await self._engine.wait_ready()
-        except Exception as error:
-            # Loading failed: one line for people; the engine has logged the traceback of bugs.
-            expected = isinstance(error, JaxServeError | CheckpointError | OSError)
-            text = str(error) if expected else repr(error)
-            self._fail(f"{self._engine.asked.model}: {text}")
-            return
+        for engine in self._engines:
+            try:
+                # what is free is known once the one before has its own
+                if engine is not self._engine:
+                    engine.start()
+                await engine.wait_ready()
+            except Exception as error:
+                if engine.is_draining:
+                    return  # the server ends
+                # Loading failed: one line for people; the engine has logged the traceback of bugs.
+                expected = isinstance(error, JaxServeError | CheckpointError | OSError)
+                text = str(error) if expected else repr(error)
+                self._fail(f"{engine.asked.model}: {text}")
+                return
         if self._hub is not None:
             self._hub.load()
             await self._hub.wait_ready()
@@ -221,8 +267,8 @@ class _Server(uvicorn.Server):
         if room is not None and room < 1:
             self._fail(f"{self._descriptors.limit} open files (ulimit -n) leave no connection")
             return
-        engine = self._engine
-        engine.warm_up()
+        for engine in self._engines:
+            engine.warm_up()
         leave_out_of_collections()
         most = self._service.limits.max_connections
         if room is not None and room < most:
@@ -235,21 +281,22 @@ class _Server(uvicorn.Server):
             )
         self._is_loaded = True
         self._tasks.append(asyncio.ensure_future(self._watch()))
-        names = self._service.model_names
+        names = [name for one in self._service.models for name in one.model_names]
+        context = " and ".join(f"{engine.max_model_len}" for engine in self._engines)
         text = (
             f"jaxserve serves {', '.join(names)} on {self._base_url} (context "
-            f"{engine.max_model_len} tokens, ready after {time.monotonic() - start:.1f} s)"
+            f"{context} tokens, ready after {time.monotonic() - start:.1f} s)"
         )
         if self._logs_json:
             logger.info(text)
             return
-        curl = _curl(engine, self._base_url, names[0])
+        curl = _curl(self._engine, self._base_url, names[0])
         print(f"\n{text}. Try:\n\n{curl}\n", flush=True)
 
     async def _watch(self) -> None:
-        """End the server when its engine has died for good and cannot be started again here."""
+        """End the server when its engines have died for good and cannot be started again here."""
         while not self._engine.is_draining:
-            if self._engine.is_dead and self._engine.is_isolated:
+            if all(engine.is_dead and engine.is_isolated for engine in self._engines):
                 break
             if self._hub is not None and self._hub.error is not None:
                 break

@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class Service:
     Attributes:
         keys: those; None where there are none.
         created: when its models were made, in seconds of the epoch.
+        models: the services of all models of the server, the default one first.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Service:
         counts: Counts | None = None,
     ) -> None:
         self.engine = engine
+        self.models = [self]
         self.counts = counts or Counts()
         self.options = options
         self.limits = limits
@@ -87,6 +90,31 @@ class Service:
         self.load = Load(self.counts)
         self.created = int(time.time())
         self.model_names = engine.asked.model_names
+
+    def add_model(self, engine: AsyncEngine, parsers: Parsers) -> None:
+        """Serve one more model, whose clients, limits and stored responses are the server's."""
+        other = copy(self)
+        other.engine, other.parsers = engine, parsers
+        other.model_names = engine.asked.model_names
+        self.models.append(other)
+
+    def of_model(self, name: object) -> Service:
+        """That of the model which has a name; the default one where none has, or none is given."""
+        named = (one for one in self.models if name in (*one.model_names, one.engine.asked.model))
+        return next(named, self.models[0])
+
+    def chosen(self, request: Request) -> list[Service]:
+        """Those that a request of control is for: the model of its parameter `model`, or all.
+
+        Raises:
+            ApiError: 404, no model has this name.
+        """
+        name = request.query_params.get("model")
+        if name is None:
+            return self.models
+        found = self.of_model(name)
+        found.resolve_model(name)
+        return [found]
 
     @cached_property
     def controls(self) -> AsyncLLMEngine:
@@ -148,8 +176,9 @@ class Service:
 
     @property
     def num_entering(self) -> int:
-        """Requests that have been let in and that the engine has not been sent."""
-        return self.engine.ledger.num_entering if self.engine.is_ready else 0
+        """Requests that have been let in and that their engine has not been sent."""
+        engines = (one.engine for one in self.models)
+        return sum(one.ledger.num_entering for one in engines if one.is_ready)
 
     def resolve_model(self, name: str | None) -> str:
         """The name to answer with: the default one when the request gives none.
@@ -162,7 +191,7 @@ class Service:
         if name is None or name == self.engine.asked.model:
             return self.model_names[0]
         if name not in self.model_names:
-            known = ", ".join(self.model_names)
+            known = ", ".join(one for model in self.models for one in model.model_names)
             raise ApiError(
                 404, f"The model `{name[:200]}` does not exist; it can be {known}", param="model"
             )

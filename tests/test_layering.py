@@ -64,9 +64,14 @@ FLOORS = (
     "ROOT:__main__",
 )
 # The bundled models are trained and judged by torch, and nothing that serves imports these files.
-TORCH_ALLOWED = {
-    f"checkpoints/tiny/{name}.py" for name in ("train", "muon", "evaluate", "export", "average")
-} | {f"checkpoints/pictures/{name}.py" for name in ("train", "network", "evaluate", "export")}
+TORCH_ALLOWED = (
+    {f"checkpoints/tiny/{name}.py" for name in ("train", "muon", "evaluate", "export", "average")}
+    | {
+        f"checkpoints/pictures/{name}.py"
+        for name in ("train", "network", "evaluate", "export", "by_hand")
+    }
+    | {"checkpoints/training.py"}
+)
 # Programs, which nothing imports.
 PROGRAMS = (
     ROOT / "jaxserve" / "vllm_paths" / "entrypoints" / "openai" / "api_server.py",

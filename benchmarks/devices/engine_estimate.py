@@ -40,7 +40,7 @@ def estimate(kind: str, shape: str, batch: int, length: int) -> dict[str, Any]:
     weights = weight_bytes(model, setting.config.model.dtype, setting.quantization)
     footprint = Footprint(weights.read, setting.token_bytes)
     items = fixed(batch, length, length, model.vocab_size, 0)
-    moved = bytes_moved(items, served.num_steps, footprint)
+    moved = bytes_moved(items, 1, served.num_steps, model, footprint)
     seconds, flops = report["duration"], flops_of_items(items, 1, model, 0)
     limits = Limits(device.bf16_rate, device.bandwidth, "data sheet")
     return {

@@ -31,6 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
 from benchmarks.time_table import time_table
+from benchmarks.verify.image_shapes import IMAGE_SHAPES, with_layers
 from benchmarks.verify.prove import (
     KINDS,
     Cost,
@@ -50,8 +51,10 @@ from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingErro
 from jaxserve.compilation.compiler_options import compiler_options
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
+from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.device_state import DeviceState, StateShape
-from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
+from jaxserve.execution.features import FAST, FULL_DECODE, Facts, draws_on, make_features
+from jaxserve.execution.features.images import Images
 from jaxserve.execution.memory_plan import (
     CacheBudget,
     plan_num_pages,
@@ -82,6 +85,7 @@ DTYPE = "bfloat16"
 UTILIZATION = 0.9  # of a device's memory: the engine's default
 TEMPORARIES = 2**30  # kept free of pages
 MAX_LOGPROBS = 20  # the engine's default
+FEATURE_SETTINGS = {Images.setting: 1}  # of those features that an engine has by default
 STEPS = {
     "decode[1]": StepShape(1, 0, 0, FAST, 0),
     "decode[64]": StepShape(64, 0, 0, FAST, 0),
@@ -111,6 +115,12 @@ ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 # more where a kernel of this package reads what attention gave of both kinds of rows; a product of
 # XLA's joins them as it reads
 JOINED_KERNELS = 1
+# more where norms stand behind attention and MLP too (Gemma): all four are XLA's, and each is two
+# kernels where there is one row
+NORM_KERNELS, NORM_KERNELS_OF_ROW = 3, 7
+# more in a step with images: of their embeddings, of angles by several axes of positions, and where
+# the rows of prefill may look ahead
+IMAGE_KERNELS = 2
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -134,9 +144,7 @@ class Setting:
 
     def config(self) -> ModelConfig:
         """The model, with all of its layers or the first few."""
-        settings = dict(SHAPES[self.shape])
-        if self.layers:
-            settings["num_hidden_layers"] = self.layers
+        settings = with_layers((SHAPES | IMAGE_SHAPES)[self.shape], self.layers)
         return model_config_of(settings).spread_over(self.devices)
 
     def mesh(self) -> Mesh:
@@ -276,6 +284,11 @@ def requirements(
             covers = resolve("route", backends.route[0]).covers
             shape = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
             a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
+        if config.architecture.startswith("Gemma"):
+            rows = step.num_decode + step.num_prefill
+            a_layer += NORM_KERNELS_OF_ROW if rows == 1 else NORM_KERNELS
+        if config.images is not None and Images.name in step.features:
+            a_layer += IMAGE_KERNELS
         if setting.quantization is not None and step.num_decode and step.num_prefill:
             a_layer += JOINED_KERNELS
         if is_dequantized:
@@ -313,9 +326,15 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
     setting = with_pages(setting, weights)
     assert setting.num_pages
-    threshold = threshold_on(mesh, backends)
-    facts = Facts(config.vocab_size, MAX_LOGPROBS, model=config, threshold=threshold)
-    features = make_features(facts)
+    facts = Facts(
+        config.vocab_size,
+        MAX_LOGPROBS,
+        config.hidden_size,
+        step.num_prefill,
+        config,
+        draws_on(mesh, backends),
+    )
+    features = make_features(facts, FEATURE_SETTINGS.get)
     layout = BlobLayout(step, features, facts, setting.page_size)
     spec = StepSpec(
         config=config,
@@ -343,7 +362,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             name,
             partial(run_step, spec, structure),
             leaves,
-            {},
+            DeviceBuffers(features, mesh).arrays,
             state,
             jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
             mesh=mesh,

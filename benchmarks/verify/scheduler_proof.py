@@ -77,7 +77,7 @@ class Episode:
         full, windowed = rng.choice([(1, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 1)])
         prefill, window = rng.randint(1, budget), rng.choice([1, 3, 8, 17])
         groups = PageGroups(full, windowed, window, ahead=prefill + 2 * (1 + self._drafts))
-        tier = HostTier(rng.randint(1, 60)) if not windowed and rng.random() < 0.8 else None
+        tier = HostTier(rng.randint(1, 60 * groups.num_groups)) if rng.random() < 0.8 else None
         if tier is not None:
             tier.is_told = rng.random() < 0.7
             counts["episodes with pages of the host"] += 1

@@ -26,9 +26,9 @@ from checkpoints.pictures.batches import RowEncoder
 from checkpoints.pictures.export import load_model
 from checkpoints.pictures.network import answer_scores, features
 from checkpoints.pictures.questions import KINDS, asked_pictures
+from checkpoints.training import write_quoted
 
 HELD_OUT = "held out"  # the seed of pictures that no training sees
-BEGIN, END = "<!-- written by evaluate --write -->", "<!-- end -->"
 LEAST = 0.8  # of the answers of a model that is bundled
 FILES = (
     "chat_template.jinja",
@@ -115,10 +115,7 @@ def bundle(folder: Path, found: dict[str, Any]) -> None:
         for name in FILES:
             shutil.copyfile(folder / name, here / name)
     (here / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
-    readme = here / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}\n\n{quoted(found)}\n\n{END}{after}")
+    write_quoted(here / "README.md", quoted(found))
 
 
 def main() -> None:

@@ -8,12 +8,10 @@ again.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -27,6 +25,7 @@ from checkpoints.pictures.network import answer_scores, features
 from checkpoints.pictures.questions import asked_pictures
 from checkpoints.pictures.tokenizer import make_tokenizer, save_processor
 from checkpoints.tiny.muon import Muon
+from checkpoints.training import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class TrainConfig:
         return self.learning_rate * min(1.0, rise, fall)
 
 
-class Trainer:
+class Trainer(Run):
     """A run: model, the head of patches, optimizers and the rows of the log.
 
     Muon (Jordan et al. 2024) trains the layers' matrices, Adam the rest.
@@ -91,17 +90,17 @@ class Trainer:
         )
         inner = [p for part in parts for p in part.parameters() if p.ndim == 2]
         chosen = {id(p) for p in inner}
-        self._all = [*self.model.parameters(), *self.head.parameters()]
-        outer = [p for p in self._all if id(p) not in chosen]
-        self.optimizers = (
+        every = [*self.model.parameters(), *self.head.parameters()]
+        outer = [p for p in every if id(p) not in chosen]
+        optimizers = (
             Muon(inner, config.weight_decay, torch.float32),
             torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.0),
         )
+        super().__init__(
+            {"model": self.model, "head": self.head}, optimizers, config.clip, save_model
+        )
         self.tokenizer = tokenizer
         self._rows = RowEncoder(tokenizer)
-        self.step = 0
-        self.seconds = 0.0
-        self.log: list[dict[str, object]] = []
 
     def batch(self, step: int) -> Batch:
         """The pictures of a step, which no step before it changes."""
@@ -127,19 +126,11 @@ class Trainer:
 
     def advance(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Take one step and return its losses."""
-        config, is_tower = self.config, self.step < self.config.tower_steps
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = config.rate(self.step)
+        is_tower = self.step < self.config.tower_steps
         losses = self.losses_of(batch, is_tower)
-        share = 1.0 if is_tower else config.patch_weight
+        share = 1.0 if is_tower else self.config.patch_weight
         total = sum(losses.values(), (share - 1) * losses["patch_loss"])
-        total.backward()
-        torch.nn.utils.clip_grad_norm_(self._all, config.clip)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        self.step += 1
+        self.descend(total, self.config.rate(self.step))
         return {name: loss.detach() for name, loss in losses.items()}
 
     def run(self, folder: Path, minutes: float = 120.0) -> None:
@@ -163,41 +154,10 @@ class Trainer:
                 found = evaluate(self.model, self.tokenizer, config.evaluate_pictures)
                 row |= {name: kind["exact_match"] for name, kind in found["kinds"].items()}
                 row["all"] = found["exact_match"]
-            if row:
-                self.log.append(row)
-                print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+            self.note(row)
             if self.step % config.save_every == 0:
                 self.save(folder)
         self.save(folder)
-
-    def save(self, folder: Path) -> None:
-        """Write the model, the log, and the state that `resume` reads."""
-        save_model(self.model, folder)
-        columns = list(dict.fromkeys(key for row in self.log for key in row))
-        with (folder / "training_log.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(self.log)
-        state = {
-            "model": self.model.state_dict(),
-            "head": self.head.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "step": self.step,
-            "seconds": self.seconds,
-            "log": self.log,
-        }
-        draft = folder / "state.pt.tmp"
-        torch.save(state, draft)
-        draft.replace(folder / "state.pt")
-
-    def resume(self, folder: Path) -> None:
-        """Go on from the state that a run left in ``folder``."""
-        state: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.head.load_state_dict(state["head"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"]):
-            optimizer.load_state_dict(saved)
-        self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
 
 
 def main() -> None:

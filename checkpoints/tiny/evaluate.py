@@ -1,8 +1,8 @@
 """Held-out perplexity and exact match of the bundled model.
 
-``python -m checkpoints.tiny.evaluate [--model DIR] [--pairs N]`` prints them. With ``--write`` it
-makes again all that is quoted of the model: ``evaluation.json`` and what stands between the marks
-in ``README.md``.
+``python -m checkpoints.tiny.evaluate [--model DIR] [--pairs N] [--seed N]`` prints them. With
+``--write`` it makes again all that is quoted of the model: ``evaluation.json`` and what stands
+between the marks in ``README.md``.
 
 Exact match is counted without generating: greedy decoding writes the wanted answer if and only if
 at each of its tokens, the end of the turn included, the right token has the highest logit given the
@@ -36,9 +36,9 @@ from checkpoints.tiny.export import load_model
 from checkpoints.tiny.pair import Pair
 from checkpoints.tiny.tasks import TASKS, held_out_pairs, training_pair
 from checkpoints.tiny.tokenizer import PAD_ID
+from checkpoints.training import write_quoted
 
 _ROWS, _LENGTH = 16, 128
-BEGIN, END = "<!-- written by evaluate --write -->", "<!-- end -->"
 
 
 @torch.inference_mode()
@@ -82,17 +82,22 @@ def score_documents(
     return [(np.array(loss), ok) for loss, ok in zip(losses, exact)]
 
 
-def evaluate(model: LlamaForCausalLM, tokenizer: Tokenizer, pairs: int) -> dict[str, Any]:
-    """Metrics on held-out data: perplexity of documentation and of answers, exact match."""
+def evaluate(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, pairs: int, seed: int = 0
+) -> dict[str, Any]:
+    """Metrics on held-out data: perplexity of documentation and of answers, exact match.
+
+    ``pairs`` of each task are drawn with ``seed``.
+    """
     tasks: dict[str, dict[str, float]] = {}
     answer_losses = []
     for name, task in TASKS.items():
         if task.memorised:
             continue
-        chosen = held_out_pairs(name, pairs)
+        chosen = held_out_pairs(name, pairs, seed)
         documents = [encode_question(tokenizer, pair) for pair in chosen]
         longest = max(len(document.ids) for document in documents)
-        scored = score_documents(model, documents, max(_LENGTH, longest))
+        scored = score_documents(model, documents, longest)
         losses = np.concatenate([loss for loss, _ in scored])
         answer_losses.append(losses)
         tasks[name] = {
@@ -106,6 +111,8 @@ def evaluate(model: LlamaForCausalLM, tokenizer: Tokenizer, pairs: int) -> dict[
     losses = np.concatenate([loss for loss, _ in scored])
     characters = sum(len(text) for text in texts)
     return {
+        "pairs": pairs,
+        "seed": seed,
         "docstring_perplexity": round(math.exp(losses.mean()), 3),
         "docstring_bits_per_character": round(losses.sum() / math.log(2) / characters, 4),
         "docstring_texts": len(texts),
@@ -138,6 +145,9 @@ def late_in_context(
 def quoted(found: dict[str, Any]) -> str:
     """What ``README.md`` says of the results."""
     lines = [
+        f"{found['pairs']:,} questions of each task, or all that are held out of it where these "
+        f"are fewer, drawn with the seed {found['seed']}:",
+        "",
         "| task | example | pairs | exact match | perplexity of an answer token |",
         "|---|---|---:|---:|---:|",
     ]
@@ -175,11 +185,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", type=Path, default=Path(__file__).parent)
     parser.add_argument("--pairs", type=int, default=300, help="held-out pairs of each task")
+    parser.add_argument("--seed", type=int, default=0, help="which pairs are drawn")
     parser.add_argument("--write", action="store_true", help="write evaluation.json next to it")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
     model = load_model(arguments.model)
-    found = evaluate(model, tokenizer, arguments.pairs)
+    found = evaluate(model, tokenizer, arguments.pairs, arguments.seed)
     found["late_in_context"] = {
         tokens: late_in_context(model, tokenizer, 4, tokens) for tokens in (250, 500, 1000, 1900)
     }
@@ -187,10 +198,7 @@ def main() -> None:
     print(text)
     if arguments.write:
         (arguments.model / "evaluation.json").write_text(text + "\n")
-        readme = Path(__file__).parent / "README.md"
-        before, _, rest = readme.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        readme.write_text(f"{before}{BEGIN}\n\n{quoted(found)}\n\n{END}{after}")
+        write_quoted(Path(__file__).parent / "README.md", quoted(found))
 
 
 if __name__ == "__main__":

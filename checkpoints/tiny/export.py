@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from checkpoints.tiny.tokenizer import BOS_ID, END_ID, PAD_ID
+from checkpoints.training import export
 
 
 def model_config() -> LlamaConfig:
@@ -32,13 +32,8 @@ def model_config() -> LlamaConfig:
 
 
 def save_model(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write ``model.safetensors``, ``config.json`` and ``generation_config.json``.
-
-    The files are written aside and moved, so that a run that is stopped leaves whole files.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / "draft"
-    model.generation_config = GenerationConfig(
+    """Write the model and its configs, see `checkpoints.training.export`."""
+    generation = GenerationConfig(
         bos_token_id=BOS_ID,
         eos_token_id=END_ID,
         pad_token_id=PAD_ID,
@@ -46,11 +41,7 @@ def save_model(model: LlamaForCausalLM, folder: Path) -> None:
         temperature=0.2,
         top_p=0.9,
     )
-    model.save_pretrained(draft)
-    for path in sorted(draft.iterdir()):
-        path.chmod(0o644)  # safetensors creates files that only their owner can read
-        path.replace(folder / path.name)
-    shutil.rmtree(draft)
+    export(model, folder, generation)
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -24,6 +23,7 @@ from checkpoints.tiny.evaluate import evaluate
 from checkpoints.tiny.export import load_model, model_config, save_model
 from checkpoints.tiny.muon import Muon
 from checkpoints.tiny.tokenizer import save_tokenizer, train_tokenizer
+from checkpoints.training import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def batches(config: TrainConfig, tokenizer: Tokenizer, first: int) -> Iterator[B
         yield stream.batch(step, max(1, config.tokens_of(step) // length), length, late, tools)
 
 
-class Trainer:
+class Trainer(Run):
     """A run: model, optimizers and the rows of its log.
 
     Muon (Jordan et al. 2024) trains the layers' matrices, Adam the embedding and the norms. Muon's
@@ -176,13 +176,11 @@ class Trainer:
         inner = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in inner}
         outer = [p for p in self.model.parameters() if id(p) not in chosen]
-        self.optimizers = (
+        optimizers = (
             Muon(inner, config.weight_decay, config.dtype),
             torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.0),
         )
-        self.step = 0
-        self.seconds = 0.0
-        self.log: list[dict[str, object]] = []
+        super().__init__({"model": self.model}, optimizers, config.clip, save_model)
 
     def loss_of(self, batch: Batch) -> torch.Tensor:
         """Mean cross entropy in nats over the targets that count."""
@@ -200,16 +198,8 @@ class Trainer:
 
     def advance(self, batch: Batch) -> torch.Tensor:
         """Take one step and return its loss."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.config.rate(self.step)
         loss = self.loss_of(batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        self.step += 1
+        self.descend(loss, self.config.rate(self.step))
         return loss.detach()
 
     def run(self, folder: Path, minutes: float = 120.0) -> None:
@@ -232,9 +222,7 @@ class Trainer:
                 losses = []
             if self.step % config.evaluate_every == 0:
                 row |= self._metrics()
-            if row:
-                self.log.append(row)
-                print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+            self.note(row)
             if self.step % config.save_every == 0:
                 self.save(folder)
         self.save(folder)
@@ -248,25 +236,6 @@ class Trainer:
             name: task["exact_match"] for name, task in tasks.items() if "exact_match" in task
         }
 
-    def save(self, folder: Path) -> None:
-        """Write the model, the log, and the state that `resume` reads."""
-        save_model(self.model, folder)
-        columns = list(dict.fromkeys(key for row in self.log for key in row))
-        with (folder / "training_log.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(self.log)
-        state = {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "step": self.step,
-            "seconds": self.seconds,
-            "log": self.log,
-        }
-        draft = folder / "state.pt.tmp"
-        torch.save(state, draft)
-        draft.replace(folder / "state.pt")
-
     def begin_last_tail(self, folder: Path) -> None:
         """Take the weights and the log in ``folder``; the last tail's steps are what is left.
 
@@ -277,14 +246,6 @@ class Trainer:
         with (folder / "training_log.csv").open() as file:
             rows = csv.DictReader(file)
             self.log = [{name: text for name, text in row.items() if text} for row in rows]
-
-    def resume(self, folder: Path) -> None:
-        """Go on from the state that a run left in ``folder``."""
-        state: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"]):
-            optimizer.load_state_dict(saved)
-        self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
 
 
 def main() -> None:

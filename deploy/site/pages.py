@@ -21,6 +21,7 @@ ELSEWHERE = {  # name in the site -> file
     "index.md": ROOT / "README.md",
     "contributing.md": ROOT / "CONTRIBUTING.md",
     "bundled_model.md": ROOT / "checkpoints" / "tiny" / "README.md",
+    "bundled_picture_model.md": ROOT / "checkpoints" / "pictures" / "README.md",
 }
 MODULES = {  # page of the reference -> what it describes beside the names of `jaxserve`
     "functional": "jaxserve.functional",

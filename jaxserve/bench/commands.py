@@ -127,7 +127,7 @@ def run_latency(options: argparse.Namespace) -> int:
         f"batch {options.batch_size}, {options.input_len} -> {options.output_len} tokens: "
         f"{middle.elapsed_time:.3f} s (median of {len(times)}), "
         f"{middle.output_tokens_per_second:.1f} tok/s, {middle.gigabytes_per_second:.2f} GB/s\n"
-        f"{_shares(report)}\n{middle.breakdown()}"
+        f"{_shares(report)}\n{middle.savings()}{middle.breakdown()}"
     )
     return _finish(llm, report, options)
 
@@ -154,7 +154,7 @@ def run_throughput(options: argparse.Namespace) -> int:
         f"{report['requests_per_second']:.2f} requests/s, "
         f"{report['tokens_per_second']:.1f} tok/s in all, "
         f"{run.output_tokens_per_second:.1f} output tok/s, {run.gigabytes_per_second:.2f} GB/s\n"
-        f"{_shares(report)}\n{run.breakdown()}"
+        f"{_shares(report)}\n{run.savings()}{run.breakdown()}"
     )
     return _finish(llm, report, options)
 

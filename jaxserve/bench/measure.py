@@ -14,10 +14,11 @@ import jax
 
 import jaxserve
 from jaxserve.bench.device_limits import Limits
-from jaxserve.bench.workloads import WorkItem, bytes_moved, flops_of_items
+from jaxserve.bench.workloads import WorkItem, bytes_moved, bytes_saved, flops_of_items
 from jaxserve.client.input_processor import Prompt
 from jaxserve.errors import JaxServeError
 from jaxserve.llm import LLM
+from jaxserve.models.savings import without_savings
 from jaxserve.params.beam_search_params import BeamSearchParams
 
 
@@ -31,6 +32,8 @@ class Measurement:
         num_steps: engine steps that served it.
         bytes_read: least bytes that these steps read (weights and KV).
         flops: operations of linear layers and attention, of tokens that no cache had.
+        bytes_saved, flops_saved: what the same model would read and compute beside these if its
+            tokens went to all experts and saw all tokens before them.
         phase_seconds: where the time of the steps went, by the fields of `StepTimes`.
     """
 
@@ -41,6 +44,8 @@ class Measurement:
     num_steps: int
     bytes_read: int
     flops: int
+    bytes_saved: int
+    flops_saved: int
     phase_seconds: dict[str, float]
 
     @property
@@ -72,6 +77,19 @@ class Measurement:
         """MFU and the share of the bandwidth: of what the device was measured to do."""
         products, reads = limits.shares(self.elapsed_time, self.flops, self.bytes_read)
         return {"mfu": products, "bandwidth_utilisation": reads, "limits": asdict(limits)}
+
+    def savings(self) -> str:
+        """A line that says what experts and windows saved; "" where it is nothing."""
+        if not self.flops_saved:
+            return ""
+        parts = (
+            f"{done:.4g} of {done + saved:.4g} {unit} (saved: {saved / (done + saved):.1%})"
+            for unit, done, saved in (
+                ("GFLOP", self.flops / 1e9, self.flops_saved / 1e9),
+                ("GB", self.bytes_read / 1e9, self.bytes_saved / 1e9),
+            )
+        )
+        return f"beside all experts and full attention {' and '.join(parts)}\n"
 
     def breakdown(self) -> str:
         """A line that says where a step's time goes: host work, and the wait for the device."""
@@ -124,15 +142,19 @@ def run_workload(
                 raise JaxServeError(f"a request gave {length} of {item.output_len} tokens")
     after = llm.stats()
     steps = after.num_steps - before.num_steps
-    found = after.pages.num_found - before.pages.num_found
+    found, model = after.pages.num_found - before.pages.num_found, llm.model_config
+    flops = flops_of_items(items, n, model, found)
+    read = items, n, steps, model, llm.footprint
     return Measurement(
         elapsed_time=elapsed,
         num_requests=len(items),
         num_prompt_tokens=sum(len(item.prompt_token_ids) for item in items),
         num_output_tokens=n * sum(item.output_len for item in items),
         num_steps=steps,
-        bytes_read=bytes_moved(items * n, steps, llm.footprint),
-        flops=flops_of_items(items, n, llm.model_config, found),
+        bytes_read=bytes_moved(*read),
+        flops=flops,
+        bytes_saved=bytes_saved(*read),
+        flops_saved=flops_of_items(items, n, without_savings(model), found) - flops,
         phase_seconds=after.times.since(before.times).as_dict(),
     )
 

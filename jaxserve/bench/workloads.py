@@ -89,16 +89,41 @@ def require_room(longest: int, config: EngineConfig) -> None:
         )
 
 
-def bytes_moved(items: list[WorkItem], num_steps: int, footprint: Footprint) -> int:
+def bytes_moved(
+    items: list[WorkItem], n: int, num_steps: int, config: ModelConfig, footprint: Footprint
+) -> int:
     """Bytes that `num_steps` steps must read for `items`: weights each step, each row's context.
 
-    The lower bound that a roofline uses: activations and the reads of prefill chunks are left out.
+    The lower bound that a roofline uses: activations and the reads of prefill chunks are left out,
+    and so is what `bytes_saved` tells. `num_steps` and `footprint` are of the engine, the other
+    arguments those of `flops_of_items`.
     """
-    context = sum(
+    context = n * sum(
         item.output_len * len(item.prompt_token_ids) + item.output_len * (item.output_len - 1) // 2
         for item in items
     )
-    return num_steps * footprint.weight_bytes + context * footprint.kv_bytes_per_token
+    saved = bytes_saved(items, n, num_steps, config, footprint)
+    return num_steps * footprint.weight_bytes + context * footprint.kv_bytes_per_token - saved
+
+
+def bytes_saved(
+    items: list[WorkItem], n: int, num_steps: int, config: ModelConfig, footprint: Footprint
+) -> int:
+    """Bytes that need not be read beside `bytes_moved`: idle experts, tokens before windows.
+
+    Of experts it is an estimate: tokens are routed evenly, and a weight of an expert has as many
+    bytes as any other. Generated tokens are spread evenly over the steps. Prompts are not: a chunk
+    of one fills a step, so that few steps have many tokens and the others none of these.
+    """
+    from jaxserve.models.cost import Row
+    from jaxserve.models.savings import tokens_unread, weights_unread
+
+    # the last token of a sequence passes through nothing
+    tokens = n * sum(item.output_len - 1 for item in items)
+    unread = weights_unread(config, tokens / max(1, num_steps))
+    rows = [Row(len(item.prompt_token_ids), item.output_len) for item in items]
+    unseen = n * tokens_unread(config, rows)
+    return int(num_steps * footprint.weight_bytes * unread + unseen * footprint.kv_bytes_per_token)
 
 
 def flops_of_items(items: list[WorkItem], n: int, config: ModelConfig, num_found: int) -> int:

@@ -78,6 +78,13 @@ class ImageFacts(NamedTuple):
             return len(self.tiling.picks(*size))
         return math.prod(shape[: self.free_axes]) * self.places_per_cell
 
+    def rows_made(self, shape: tuple[int, ...], places: int) -> int:
+        """Rows of the encoder that a request holds for an image until it ends.
+
+        Of tiles there are more than the image takes places.
+        """
+        return places if self.tiling is None else shape[0] * (self.tiling.patches**2 + 1)
+
 
 def facts_of(model: ModelFacts) -> ImageFacts:
     """How a model reads images. Raises ValidationError: it reads none."""

@@ -87,15 +87,26 @@ class Action(StrEnum):
 
     CLOSE = "close"  # end every sequence, give back the device
     RESET_PREFIX_CACHE = "reset_prefix_cache"  # nothing computed so far is found any more
+    RESET_ENCODER_CACHE = "reset_encoder_cache"  # images that come again are encoded again
     LOOK = "look"  # the next output brings a view of the engine
     PAUSE = "pause"  # no step begins; requests are taken and wait
     RESUME = "resume"
     SLEEP = "sleep"  # free pages and weights, which host memory keeps; nothing may run
     DEEP_SLEEP = "deep_sleep"  # the same, but the weights are read again
+    RELEASE_KV_CACHE = "release_kv_cache"  # free the pages alone; nothing may run
     WAKE_WEIGHTS = "wake_weights"
     WAKE_KV_CACHE = "wake_kv_cache"
     START_PROFILE = "start_profile"  # record the work of host and device into a folder
     STOP_PROFILE = "stop_profile"  # requests go on while the files are written
+
+
+_MEMORY = frozenset({Action.WAKE_WEIGHTS, Action.WAKE_KV_CACHE})
+# what frees memory: what takes it back, one after the other
+WOKEN_BY = {
+    Action.SLEEP: _MEMORY,
+    Action.DEEP_SLEEP: _MEMORY,
+    Action.RELEASE_KV_CACHE: frozenset({Action.WAKE_KV_CACHE}),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from jaxserve.client.engine_client import LocalClient
 from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
+from jaxserve.errors import ValidationError
 from jaxserve.outputs import RequestOutput
 from jaxserve.request.queueing import Queueing
 
@@ -38,7 +39,12 @@ class BlockingRequests:
         return self.client.prepare(prompt, params, str(next(self._ids)), queueing)
 
     def run(self, prepared: list[PreparedRequest], use_tqdm: Bar) -> list[RequestOutput]:
-        """Begin the requests of one call and wait for them; their outputs, in order."""
+        """Begin the requests of one call and wait for them; their outputs, in order.
+
+        Raises:
+            ValidationError: the engine is paused.
+        """
+        self._check_running()
         return self._wait(self._begin(prepared), use_tqdm)
 
     def enqueue(self, prepared: list[PreparedRequest]) -> list[str]:
@@ -48,9 +54,15 @@ class BlockingRequests:
         return ids
 
     def wait_for_enqueued(self, use_tqdm: Bar) -> list[RequestOutput]:
-        """The outputs of all requests that were enqueued, in that order."""
+        """The outputs of all requests that were enqueued, in that order; raises as `run`."""
+        self._check_running()
         ids, self.enqueued = self.enqueued, []
         return self._wait(ids, use_tqdm)
+
+    def _check_running(self) -> None:
+        if self.client.is_paused:
+            allowed = "one that runs: wake_up(['scheduling']) has requests go on"
+            raise ValidationError("engine", "paused", allowed)
 
     def _wait(self, ids: list[str], use_tqdm: Bar) -> list[RequestOutput]:
         """Step until these requests have finished; what comes of others is kept for them."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from flax import nnx
 
-from jaxserve.boundary.messages import EngineStats
+from jaxserve.boundary.messages import Action, EngineStats
 from jaxserve.client.blocking_requests import BlockingRequests
 from jaxserve.client.engine_client import LocalClient
 from jaxserve.client.input_processor import Prompt
-from jaxserve.client.sleep import ABORT, Sleep, check_mode
+from jaxserve.client.sleep import ABORT, KEEP, MODES, Sleep, check_mode, memory_tags
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.config.profiler_config import ProfilerConfig
+from jaxserve.config.profiler_config import ProfilerConfig, check_session
 from jaxserve.config.vllm_arguments import own_settings
 from jaxserve.errors import ValidationError
 from jaxserve.loading.engine_build import load_engine
@@ -175,15 +176,32 @@ class EngineCalls:
         """The values of `/metrics` as plain objects: `Counter`, `Gauge` and `Histogram`."""
         return metric_values(self.client.metrics.registry)
 
+    def reset_mm_cache(self) -> None:
+        """Have images encoded again that come again; the prefix cache finds what it found."""
+        self.client.check_alive()
+        self.client.control(Action.RESET_ENCODER_CACHE)
+
     def start_profile(
-        self, folder: str | None = None, *, profile_prefix: str | None = None
+        self,
+        profile_prefix: str | None = None,
+        *,
+        folder: str | PathLike[str] | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+        profiler_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin to record the work of host and device; raises ValidationError if one is recorded.
+        """Begin to record the work of host and device.
 
         Args:
+            profile_prefix: a folder for this record, in `folder`.
             folder: None: `profiler_config`'s, or "jaxserve-profile".
-            profile_prefix: a folder for this record, in that one.
+            delay_iterations, max_iterations: 0 or None: this and `stop_profile` say when.
+            profiler_kwargs: None: those of vLLM's are PyTorch's.
+
+        Raises:
+            ValidationError: another value, or a record has begun already.
         """
+        check_session(profile_prefix, delay_iterations, max_iterations, profiler_kwargs)
         self._opened.profile.start(
             Path(folder or self._opened.profile_folder, profile_prefix or "")
         )
@@ -196,21 +214,55 @@ class EngineCalls:
         """Give the device memory away; programs stay compiled. What the prefix cache had is gone.
 
         Args:
-            level: 1 keeps the weights in host memory, 2 reads them again at `wake_up`.
-            mode: "abort" or "wait", as of `AsyncLLMEngine.sleep`: no request runs meanwhile.
+            level: 1 keeps the weights in host memory, 2 reads them again at `wake_up`. 0 frees
+                nothing: `enqueue` takes requests, which run after `wake_up`.
+            mode: "abort" or "wait", as of `AsyncLLMEngine.sleep`: no request runs meanwhile. "keep"
+                goes with level 0: those that have begun stand still.
 
         Raises:
             ValidationError: another level or mode, or requests run.
         """
+        if level == 0 and not isinstance(level, bool):
+            self._pause(MODES.checked("mode", mode))
+            return
         check_mode(mode)
         if level == 2 and not self._opened.can_reload:
             raise ValidationError("level", level, "1: update_weights took weights of no folder")
         self._opened.sleeping.sleep(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Take the memory again: "weights", "kv_cache" or, when None, both; whether it has all."""
-        self._opened.sleeping.wake_up(tags)
-        return not self._opened.sleeping.is_sleeping
+        """Take the memory again, and go on once all of it is there; whether all is.
+
+        Args:
+            tags: some of "weights", "kv_cache" and "scheduling", which takes no memory; None: all.
+
+        Raises:
+            ValidationError: another tag.
+        """
+        self._opened.sleeping.wake_up(memory_tags(tags))
+        is_awake = not self._opened.sleeping.is_sleeping
+        if is_awake and self.client.is_paused:
+            self.client.control(Action.RESUME)
+        return is_awake
+
+    def release_kv_cache_memory(self) -> None:
+        """Free the pages of an engine that `sleep(level=0)` has paused; `wake_up` takes them again.
+
+        What the prefix cache had is gone.
+
+        Raises:
+            ValidationError: it is not paused, requests are unfinished, or memory is freed already.
+        """
+        if not self.client.is_paused:
+            raise ValidationError("engine", "running", "one that sleep(level=0) has paused")
+        self._opened.sleeping.release_kv_cache()
+
+    def _pause(self, mode: str) -> None:
+        self.client.check_alive()
+        self._opened.sleeping.check_awake()
+        if mode != KEEP and self.client.has_work:
+            raise ValidationError("mode", mode, f"{KEEP} while requests are unfinished")
+        self.client.control(Action.PAUSE)
 
     def close(self) -> None:
         """Stop background work and give back the device memory; the LLM cannot be used any more."""

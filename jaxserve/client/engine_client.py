@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.image_facts import facts_of
 from jaxserve.boundary.messages import (
+    WOKEN_BY,
     Abort,
     Action,
     AddGroup,
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-WAKES = frozenset({Action.WAKE_WEIGHTS, Action.WAKE_KV_CACHE})
 
 
 class Shared(NamedTuple):
@@ -226,8 +226,8 @@ class EngineClient(ABC):
         """
         for one in prepared:
             self._check_id(one.request_id)
-        hidden_size = self.model_config.hidden_size
-        works = {one.request_id: work_of(one.group, self.number, hidden_size) for one in prepared}
+        model = self.model_config
+        works = {one.request_id: work_of(one.group, self.number, model) for one in prepared}
         with counted(self.metrics.record_refused):
             self.ledger.admit(works)
 
@@ -314,13 +314,13 @@ class EngineClient(ABC):
         match action:
             case Action.PAUSE | Action.RESUME:
                 self.is_paused = action is Action.PAUSE
-            case Action.SLEEP | Action.DEEP_SLEEP:
+            case Action.SLEEP | Action.DEEP_SLEEP | Action.RELEASE_KV_CACHE:
                 self.asleep = [action]
             case Action.WAKE_WEIGHTS | Action.WAKE_KV_CACHE:
                 self.asleep.append(action)
-                if WAKES.issubset(self.asleep):
+                if WOKEN_BY.get(self.asleep[0], frozenset()).issubset(self.asleep):
                     self.asleep = []
-        levels = {Action.SLEEP: 1, Action.DEEP_SLEEP: 2}
+        levels = {Action.SLEEP: 1, Action.DEEP_SLEEP: 2, Action.RELEASE_KV_CACHE: None}
         self.metrics.record_sleep(levels[self.asleep[0]] if self.asleep else 0)
         self._post(Control(action, folder))
 
@@ -444,10 +444,12 @@ class EngineClient(ABC):
         return stats._replace(times=self._clock.add_to(stats.times))
 
 
-def work_of(group: AddGroup, engine: int, hidden_size: int) -> RequestWork:
+def work_of(group: AddGroup, engine: int, model: ModelFacts) -> RequestWork:
     """What a request asks of the engine with this number, for the ledger."""
     media = sum(len(one.data) for one in group.spans)
-    media += sum(4 * hidden_size * one.length for one in group.spans if one.part == IMAGES)
+    images = [one for one in group.spans if one.part == IMAGES]
+    rows = sum(facts_of(model).rows_made(one.shape, one.length) for one in images)
+    media += 4 * model.hidden_size * rows
     turn = group.queueing
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
     waits, asked = _waits_first(group), group.num_output_asked

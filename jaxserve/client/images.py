@@ -13,6 +13,8 @@ import numpy as np
 
 from jaxserve.boundary.image_facts import FIELD, ImageFacts, Pixels, facts_of
 from jaxserve.boundary.model_facts import ModelFacts
+from jaxserve.boundary.processor_kwargs import FIELD as KWARGS
+from jaxserve.boundary.processor_kwargs import SIZE, joined, processor_kwargs
 from jaxserve.client.media import MediaReader
 from jaxserve.errors import ShutdownError, ValidationError
 
@@ -50,11 +52,19 @@ class ImageReader:
         most: images of a prompt; the setting `limit_mm_per_prompt`.
         most_patches: of an image whose size is its own, which is made smaller where it has more;
             the setting `max_encoder_patches`.
+        kwargs: the setting `mm_processor_kwargs`; a prompt's own go before them.
     """
 
     def __init__(
-        self, folder: str, model: ModelFacts, media: MediaReader, most: int, most_patches: int
+        self,
+        folder: str,
+        model: ModelFacts,
+        media: MediaReader,
+        most: int,
+        most_patches: int,
+        kwargs: Mapping[str, Any] | None = None,
     ):
+        self._kwargs = processor_kwargs(kwargs, model.images) if model.images else {}
         self._folder, self._model, self._media, self._most = folder, model, media, most
         self._most_patches = most_patches
         self._processor: Any = None
@@ -82,7 +92,7 @@ class ImageReader:
         if isinstance(given, Pixels | ImageUrl):
             images = [given]
         if images:
-            facts_of(self._model)
+            processor_kwargs(prompt.get(KWARGS), facts_of(self._model))
         if len(images) > self._most:
             allowed = f"at most {self._most} (limit_mm_per_prompt)"
             raise ValidationError(FIELD, f"{len(images)} images", allowed)
@@ -100,11 +110,24 @@ class ImageReader:
             raise ShutdownError("the engine was closed") from error
 
     def _with_pixels(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
-        return {**prompt, KEY: {IMAGE: [self.pixels(one) for one in self.asked(prompt)]}}
+        return {**prompt, KEY: {IMAGE: self.pixels_of(prompt)}}
 
-    def pixels(self, given: Any) -> Pixels:
+    def pixels_of(self, prompt: Mapping[str, Any]) -> list[Pixels]:
+        """Of the images of a prompt that has the key `multi_modal_data`.
+
+        Raises:
+            ValidationError: as `asked` and `pixels`.
+        """
+        images = self.asked(prompt)
+        return [self.pixels(one, prompt.get(KWARGS)) for one in images]
+
+    def pixels(self, given: Any, kwargs: Mapping[str, Any] | None = None) -> Pixels:
         """Of a PIL image, an array uint8[H, W, 3] or [H, W], or an
         address.
+
+        Args:
+            given: it; pixels stay what they are.
+            kwargs: the prompt's `mm_processor_kwargs`.
 
         Raises:
             ValidationError: it is none of these, or no image of reasonable size.
@@ -112,37 +135,43 @@ class ImageReader:
         if isinstance(given, Pixels):
             return given
         facts = facts_of(self._model)
+        own = joined(self._kwargs, processor_kwargs(kwargs, facts))
         self._load()
         if isinstance(given, ImageUrl):
             data = self._media.read(given.url)
             with self._decoding:
-                return self._processed(opened(data), facts)
+                return self._processed(opened(data), facts, own)
         with self._decoding:
-            return self._processed(as_image(given), facts)
+            return self._processed(as_image(given), facts, own)
 
     def _load(self) -> None:
         with self._lock:
             if self._processor is None:
                 self._processor = image_processor(self._folder)
 
-    def _processed(self, image: Image, facts: ImageFacts) -> Pixels:
+    def _processed(self, image: Image, facts: ImageFacts, own: Mapping[str, Any]) -> Pixels:
         if facts.free_axes and facts.tiling is None:
-            return Pixels(self._patches(image, facts))
-        made = self._processor(images=image, return_tensors="np")
+            return Pixels(self._patches(image, facts, own))
+        made = self._processor(images=image, return_tensors="np", **own)
         array = np.asarray(made["pixel_values"][0], np.float32)
         if facts.tiling is None:
             return Pixels(array)
         return Pixels(array, tuple(map(int, made["image_sizes"][0])))
 
-    def _patches(self, image: Image, facts: ImageFacts) -> np.ndarray:
+    def _patches(self, image: Image, facts: ImageFacts, own: Mapping[str, Any]) -> np.ndarray:
         """float32[rows / M, columns / M, M * M, 3 * P * P]: patches in squares of M x M."""
         size, (*_, square, numbers) = self._processor.size, facts.shape
         most = self._most_patches * (numbers // CHANNELS)
-        bounds = {
-            "shortest_edge": size["shortest_edge"],  # both are numbers of pixels
-            "longest_edge": min(size["longest_edge"], most),
-        }
-        made = self._processor(images=image, size=bounds, return_tensors="np")
+        asked = own.get(SIZE, {})
+        least, longest = "shortest_edge", "longest_edge"  # both are numbers of pixels
+        bounds = {longest: min(asked.get(longest, size[longest]), most)}
+        if asked.get(least, 0) > bounds[longest]:
+            allowed = f"min_pixels of at most max_pixels, and at most {most} (max_encoder_patches)"
+            raise ValidationError(KWARGS, asked, allowed)
+        bounds[least] = asked.get(least, size[least])
+        if longest in asked:
+            bounds[least] = min(bounds.values())
+        made = self._processor(images=image, return_tensors="np", **{**own, SIZE: bounds})
         _, rows, columns = made["image_grid_thw"][0]
         if rows * columns > self._most_patches:
             allowed = f"at most {self._most_patches} (max_encoder_patches)"
@@ -198,7 +227,7 @@ def opened(data: bytes) -> Image:
                 raise ValidationError(FIELD, "many frames", "one: no animations")
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return image.convert("RGB")
+            return as_rgb(image)
     except ValidationError:
         raise
     except Image.DecompressionBombError as error:
@@ -214,7 +243,7 @@ def as_image(given: Any) -> Image:
 
     if isinstance(given, Image.Image):
         check_size(given.size)
-        return given if given.mode == "RGB" else given.convert("RGB")
+        return as_rgb(given)
     if (
         not isinstance(given, np.ndarray)
         or given.dtype != np.uint8
@@ -229,6 +258,15 @@ def as_image(given: Any) -> Image:
         raise ValidationError(FIELD, shown, "a PIL image, or uint8[height, width, 3] or [h, w]")
     check_size(given.shape[1::-1])
     return Image.fromarray(given).convert("RGB")
+
+
+def as_rgb(image: Image) -> Image:
+    """An image in RGB of 8 bits; one of 16 bits keeps the upper ones, where Pillow would clip."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def check_size(size: tuple[int, ...]) -> None:

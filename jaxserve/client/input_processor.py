@@ -16,6 +16,7 @@ from jaxserve.boundary.grammar_verdicts import GrammarTokens
 from jaxserve.boundary.image_facts import facts_of
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
+from jaxserve.boundary.processor_kwargs import FIELD as PROCESSOR_KWARGS
 from jaxserve.boundary.prompt_spans import NO_ID, PARTS, PromptSpan, span_of, take_places
 from jaxserve.client.images import KEY as MULTI_MODAL
 from jaxserve.client.images import ImageReader, check_count, least_places, placed
@@ -51,7 +52,7 @@ Params = SamplingParams | BeamSearchParams | PoolingParams
 Tokenised = tuple[str | None, list[int], list[PromptSpan]]  # text, token ids, what has places
 
 # of a prompt that is a mapping, beside PARTS; and what any such prompt may have
-PROMPT_KEYS, EXTRA_KEYS = ("prompt", "prompt_token_ids"), ("cache_salt",)
+PROMPT_KEYS, EXTRA_KEYS = ("prompt", "prompt_token_ids"), ("cache_salt", PROCESSOR_KWARGS)
 _ONE_TOKEN = SamplingParams(
     temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
 )
@@ -125,7 +126,7 @@ class InputProcessor:
         asked = config.asked
         media = MediaReader(asked.allowed_media_domains, asked.allowed_local_media_path)
         most = asked.max_images, asked.max_encoder_patches
-        self._images = ImageReader(folder, model, media, *most)
+        self._images = ImageReader(folder, model, media, *most, asked.mm_processor_kwargs)
 
     @staticmethod
     def is_quick(prompt: Prompt, params: Params) -> bool:
@@ -176,8 +177,7 @@ class InputProcessor:
 
     def with_places(self, tokens: list[int], prompt: Mapping[str, Any]) -> list[int]:
         """Token ids with the places of what `begin_images` has given; of any number."""
-        pixels = [self._images.pixels(one) for one in self._images.asked(prompt)]
-        return placed(tokens, facts_of(self._model), pixels)[0]
+        return placed(tokens, facts_of(self._model), self._images.pixels_of(prompt))[0]
 
     def check_beside_images(
         self, prompt: Mapping[str, Any], params: Params, queueing: Queueing | None
@@ -504,8 +504,7 @@ class InputProcessor:
         check_count(tokens, facts, len(images))
         # what does not fit is refused before an image is looked at
         self._check_length(prompt, len(tokens) + len(images) * (least_places(facts) - 1))
-        pixels = [self._images.pixels(one) for one in images]
-        made, pairs = placed(tokens, facts, pixels)
+        made, pairs = placed(tokens, facts, self._images.pixels_of(prompt))
         self._check_length(prompt, len(made))
         _, tokens, spans = self._with_parts({"prompt_token_ids": made}, {"images": pairs})
         return text, tokens, spans

@@ -30,7 +30,8 @@ class PairLimits:
         for name in ("max_tokens_per_query", "max_tokens_per_doc"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < max_model_len:
-                raise ValidationError(name, value, f"0 to {max_model_len - 1}, 0 for no limit")
+                allowed = f"{name} must be a non-negative integer, {max_model_len - 1} at most"
+                raise ValidationError(name, value, f"{allowed}; 0 sets no limit")
 
     def query(self, tokenizer: Tokenizer, text: str) -> str:
         """What is kept of a query."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from jaxserve.boundary.messages import Action
+from jaxserve.boundary.messages import WOKEN_BY, Action
 from jaxserve.config.settings import OneOf
 from jaxserve.errors import ValidationError
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 TAGS = {WEIGHTS: Action.WAKE_WEIGHTS, KV_CACHE: Action.WAKE_KV_CACHE}
+SCHEDULING = "scheduling"  # a tag of `wake_up` beside those of memory
 
 ABORT, WAIT, KEEP = "abort", "wait", "keep"
 MODES = OneOf((ABORT, WAIT, KEEP))
@@ -21,6 +22,11 @@ def check_mode(mode: str) -> None:
     if mode == KEEP:
         raise ValidationError("mode", mode, f"{ABORT} or {WAIT}: pages are freed")
     MODES.checked("mode", mode)
+
+
+def memory_tags(tags: Sequence[str] | None) -> list[str] | None:
+    """Those of `wake_up` that are of memory; None: all."""
+    return None if tags is None else [tag for tag in tags if tag != SCHEDULING]
 
 
 def check_tags(tags: Sequence[str] | None) -> None:
@@ -51,7 +57,8 @@ class Sleep:
     def _away(self) -> set[str]:
         """Those of TAGS whose memory is freed."""
         asleep = self._client.asleep
-        return {tag for tag, action in TAGS.items() if action not in asleep} if asleep else set()
+        left = WOKEN_BY[asleep[0]].difference(asleep) if asleep else ()
+        return {tag for tag, action in TAGS.items() if action in left}
 
     @property
     def is_sleeping(self) -> bool:
@@ -77,9 +84,23 @@ class Sleep:
         self._client.check_alive()
         if self._client.has_work:
             raise ValidationError("level", level, "no sleep while requests run")
+        if self._client.asleep[:1] == [Action.RELEASE_KV_CACHE]:
+            raise ValidationError("level", level, "wake_up first: the KV cache is released")
         if self._away:
             return
         self._client.control(Action.SLEEP if level == 1 else Action.DEEP_SLEEP)
+
+    def release_kv_cache(self) -> None:
+        """Free the KV cache, prefix cache included, of an engine that begins no step.
+
+        Raises:
+            ValidationError: requests are unfinished, or memory is freed already.
+        """
+        self._client.check_alive()
+        self.check_awake()
+        if self._client.has_work:
+            raise ValidationError("engine", "busy", "one without unfinished requests")
+        self._client.control(Action.RELEASE_KV_CACHE)
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
         """Restore the freed memory.

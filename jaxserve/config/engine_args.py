@@ -77,8 +77,9 @@ class EngineArgs(_Fields):
                 add_flag(parser, EngineConfig, name, short=SHORT.get(name))
         group = parser.add_argument_group("of vLLM: passed over or refused, see docs/sdk.md")
         for name, argument in _OTHERS.items():
-            # vLLM's own processes say some to one another
-            if not name.startswith("_") and name not in RENAMED:
+            if name in RENAMED:
+                add_flag(group, EngineConfig, RENAMED[name], alias=name)
+            elif not name.startswith("_"):  # vLLM's own processes say those to one another
                 add_vllm_flag(group, name, argument, default=argument.default)
         return parser
 

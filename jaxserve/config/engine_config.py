@@ -9,7 +9,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, ClassVar
 
-from jaxserve.config import deterministic
+from jaxserve.config import deterministic, several_processes
 from jaxserve.config.named_object import OBJECT_NAME
 from jaxserve.config.settings import (
     Integer,
@@ -38,6 +38,7 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "length")
 MAX_IMAGES = 8  # of a prompt
 WITHOUT_PRIORITIES = ("fcfs", "length")
 MOST_ENGINES = 256
+MOST_PROCESSES = 1024
 
 # settings that are paths, or may be
 PATHS = (
@@ -49,6 +50,7 @@ PATHS = (
     "generation_config",
     "chat_template",
     "allowed_local_media_path",
+    "process_token_file",
 )
 # no other policy's
 _OF_LENGTH = ("length_classes", "output_classes", "length_shares", "max_overtaken_tokens")
@@ -316,6 +318,29 @@ class EngineConfig:
         "Engines of the model behind one server, each in a process of its own with its own share "
         "of the cores and of free memory, or with its own GPUs (docs/isolation.md).",
     )
+    num_processes: int = model_setting(
+        1,
+        Integer(1, MOST_PROCESSES),
+        "Processes that have the devices of the one engine, on as many hosts; each has "
+        "tensor_parallel_size / num_processes of them ([scaling.md](scaling.md)).",
+    )
+    process_id: int = model_setting(
+        0,
+        Integer(0, MOST_PROCESSES - 1),
+        "Which of num_processes this one is: 0 has scheduler and HTTP, the others its commands.",
+    )
+    coordinator: str | None = model_setting(
+        None,
+        Text("HOST:PORT"),
+        "Where the others of num_processes find process 0: an address of its host, and a port that "
+        "is free there.",
+    )
+    process_token_file: str | None = model_setting(
+        None,
+        Text("FILE"),
+        "File with the secret that all of num_processes share: a process without it is turned "
+        "away. It is needed where coordinator is not the machine itself.",
+    )
     block_size: int | None = cache_setting(
         None,
         PowerOfTwo(),
@@ -336,6 +361,13 @@ class EngineConfig:
         Number(0.0, 0.99, metavar="SHARE"),
         "Share of the host's memory, or of what its cgroup allows, that is left alone by weights "
         "and KV pages where they are kept there (a CPU).",
+    )
+    memory_bytes: int | None = cache_setting(
+        None,
+        Integer(1),
+        "Most bytes of the host's memory that the engine of a CPU plans with. A server of several "
+        "models sets it.",
+        flag=False,
     )
     kv_cache_memory_bytes: int | None = cache_setting(
         None,
@@ -470,6 +502,12 @@ class EngineConfig:
         "Patches of images that one launch of the encoder takes at most, or those of one image. "
         "Text waits for one launch at most.",
     )
+    mm_processor_kwargs: Mapping[str, Any] | None = program_setting(
+        None,
+        Overrides("arguments of an image processor"),
+        "Arguments of the model's image processor, as one JSON object, in the place of those in "
+        "its folder, such as max_pixels ([images.md](images.md)).",
+    )
     encoder_cache_bytes: int = cache_setting(
         256 << 20,
         Integer(0),
@@ -585,8 +623,8 @@ class EngineConfig:
         None,
         Integer(1),
         "Most bytes of images and embeddings that requests may hold until they end, with what the "
-        "engine makes of them; a request beyond is refused, unless none holds any. The default of "
-        "serve is 4 GiB.",
+        "engine makes of them; a request beyond is refused, unless none holds any or its client "
+        "has less than its share of them. The default of serve is 4 GiB.",
     )
     max_queue_wait: float | None = server_setting(
         None,
@@ -635,6 +673,7 @@ class EngineConfig:
         check(self)
         if self.deterministic:
             deterministic.check_settings(self)
+        several_processes.check_settings(self)
         for name in _OF_LENGTH if self.scheduling_policy != "length" else ():
             value, default = getattr(self, name), defaults_of(EngineConfig)[name]
             if value != default:

@@ -28,8 +28,6 @@ SHORT = {
     "tensor_parallel_size": "-tp",
     "data_parallel_size": "-dp",
     "quantization": "-q",
-    "scheduling_policy": "--scheduler-cls",
-    "kv_offloading_size": "--swap-space",
 }
 _FACTORS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
@@ -100,7 +98,13 @@ def number(text: str) -> float | None:
 
 
 def add_flag(
-    group: Any, kind: type, name: str, *, short: str | None = None, unset: bool = False
+    group: Any,
+    kind: type,
+    name: str,
+    *,
+    short: str | None = None,
+    unset: bool = False,
+    alias: str | None = None,
 ) -> None:
     """The flag of one setting, with its dashes for underscores.
 
@@ -110,11 +114,15 @@ def add_flag(
         name: of its field.
         short: another name of the flag.
         unset: whether the flag, where it is not given, is None and not the setting's default.
+        alias: a name that the flag and its value have instead, so that both may be compared.
     """
     item: Setting = settings_of(kind)[name]
-    default = None if unset else defaults_of(kind)[name]
-    flags = ["--" + name.replace("_", "-"), *([short] if short else [])]
+    default = None if unset or alias else defaults_of(kind)[name]
+    flag = "--" + name.replace("_", "-")
     how: dict[str, Any] = {"default": default, "help": help_of(item, default)}
+    if alias is not None:
+        how["help"], flag = f"another name of {flag}", "--" + alias.replace("_", "-")
+    flags = [flag, *([short] if short else [])]
     metavar = item.rule.metavar
     match item.rule:
         case Switch():

@@ -26,6 +26,26 @@ def check_prefix(name: str | None) -> None:
         raise ValidationError("profile_prefix", name, allowed)
 
 
+def check_session(
+    profile_prefix: str | None,
+    delay_iterations: int | None,
+    max_iterations: int | None,
+    profiler_kwargs: Mapping[str, Any] | None,
+) -> None:
+    """Raises ValidationError for arguments of vLLM's `start_profile` that mean nothing here.
+
+    Args:
+        profile_prefix: a folder for the record; None: none of its own.
+        delay_iterations, max_iterations: 0 or None.
+        profiler_kwargs: None: those of vLLM's are PyTorch's.
+    """
+    check_prefix(profile_prefix)
+    check_iterations("delay_iterations", delay_iterations)
+    check_iterations("max_iterations", max_iterations)
+    if profiler_kwargs:
+        raise ValidationError("profiler_kwargs", profiler_kwargs, "none: the trace is JAX's")
+
+
 @dataclass
 class ProfilerConfig:
     """vLLM's `profiler_config`: where `start_profile` records to.

@@ -24,6 +24,7 @@ UNASKED: tuple[Any, ...] = (None, False, {}, [], "")  # of what is refused
 
 # the classes of a scheduler are policies
 RENAMED = {"scheduler_cls": "scheduling_policy", "swap_space": "kv_offloading_size"}
+OF_HOSTS = ("nnodes", "node_rank", "master_addr", "master_port")
 
 
 class Argument(NamedTuple):
@@ -86,14 +87,10 @@ def own_settings(
             names that are in no table.
     """
     _check_experts(given)
-    kept, renamed, passed = dict[str, Any](), dict[str, Any](), []
-    for name, value in _in_own_words(given).items():
+    kept, passed = dict[str, Any](), []
+    for name, value in _in_own_words(by_settings(given)).items():
         argument = arguments.get(name)
-        if name in RENAMED:
-            if value is not None:
-                _require_one(given, name, value)
-                renamed[RENAMED[name]] = value
-        elif argument is None:
+        if argument is None:
             kept[name] = value
         elif argument.passes is None:
             is_unasked = value in UNASKED and argument.default is not True
@@ -109,7 +106,25 @@ def own_settings(
                 passed.append(name)
     if passed:
         logger.info("arguments without a meaning here: %s", ", ".join(sorted(passed)))
-    return kept | renamed
+    return kept
+
+
+def by_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name, those of `RENAMED` under the names of their settings.
+
+    Raises:
+        ValidationError: a setting has one value by its name and another by the other name.
+    """
+    found = {name: value for name, value in given.items() if name not in RENAMED}
+    for name, known in RENAMED.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        if given.get(known) not in (None, value, defaults_of(EngineConfig)[known]):
+            allowed = f"nothing beside {known}={given[known]!r}, which has the same meaning"
+            raise ValidationError(name, value, allowed)
+        found[known] = value
+    return found
 
 
 def _check_experts(given: Mapping[str, Any]) -> None:
@@ -120,18 +135,11 @@ def _check_experts(given: Mapping[str, Any]) -> None:
         raise ValidationError("enable_expert_parallel", True, f"False: {why}")
 
 
-def _require_one(given: Mapping[str, Any], name: str, value: Any) -> None:
-    """Raises ValidationError where the setting that an argument stands for has another value."""
-    known = RENAMED[name]
-    if given.get(known) not in (None, value, defaults_of(EngineConfig)[known]):
-        raise ValidationError(name, value, f"nothing beside {known}={given[known]!r}")
-
-
 def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     """What vLLM's scripts say by another setting, where the setting itself is not given.
 
     `runner="pooling"` or `convert="embed"` asks for embeddings, a `max_model_len` among
-    `hf_overrides` for a context.
+    `hf_overrides` for a context, `nnodes` for processes.
     """
     said = dict(given)
     # False is what flags say that were not given
@@ -143,7 +151,20 @@ def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
         said["hf_overrides"] = rest or None
         if given.get("max_model_len") is None:
             said["max_model_len"] = overrides["max_model_len"]
-    return said
+    return said if given.get("nnodes") in (None, 1) else _on_hosts(said)
+
+
+def _on_hosts(said: dict[str, Any]) -> dict[str, Any]:
+    """The same with our names of vLLM's hosts: a process each, the first of them at master_addr."""
+    words = {name: said.pop(name, None) for name in OF_HOSTS}
+    host, port = (words[name] or ARGUMENTS[name].default for name in OF_HOSTS[2:])
+    ours = {
+        "num_processes": words["nnodes"],
+        "process_id": words["node_rank"] or 0,
+        "coordinator": f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}",
+    }
+    unasked = defaults_of(EngineConfig)
+    return said | {k: v for k, v in ours.items() if said.get(k) in (None, unasked[k])}
 
 
 def _value(text: str) -> Any:

@@ -61,6 +61,11 @@ class EngineFeatures:
         for feature in features:
             feature.serve(self._host)
 
+    def forget_encoded(self) -> None:
+        """Have the encoder encode again what comes again, where there is one."""
+        if self._host.encoder is not None:
+            self._host.encoder.forget()
+
     def begin(self, asked: AddGroup) -> dict[str, Future[Any]]:
         """What a message has to wait for, by feature."""
         found = ((feature.name, feature.begins(asked)) for feature in self._beginning)

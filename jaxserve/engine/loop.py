@@ -129,6 +129,8 @@ class Engine:
                 self.close()
             case Control(action=Action.RESET_PREFIX_CACHE):
                 self.scheduler.reset_prefix_cache()
+            case Control(action=Action.RESET_ENCODER_CACHE):
+                self.features.forget_encoded()
             case Control(action=Action.LOOK):
                 self._is_watched = True
             case Control(action=Action.PAUSE | Action.RESUME):
@@ -137,8 +139,8 @@ class Engine:
                 self._profile.start(body.folder)
             case Control(action=Action.STOP_PROFILE):
                 self._profile.stop()
-            case Control(action=Action.SLEEP | Action.DEEP_SLEEP):
-                self._sleep(keep=body.action is Action.SLEEP)
+            case Control(action=Action.SLEEP | Action.DEEP_SLEEP | Action.RELEASE_KV_CACHE):
+                self._free_memory(body.action)
             case Control(action=Action.WAKE_WEIGHTS):
                 self.runner.take_back_weights()
             case Control(action=Action.WAKE_KV_CACHE):
@@ -146,12 +148,13 @@ class Engine:
             case _:
                 raise MessageError(f"a message of kind {body.kind} to an engine")
 
-    def _sleep(self, *, keep: bool) -> None:
+    def _free_memory(self, action: Action) -> None:
         while self.has_work:  # requests were aborted whose last step is in flight
             self.step()
         self.scheduler.reset_prefix_cache()
         self.runner.drop_state()
-        self.runner.put_away_weights(keep=keep)
+        if action is not Action.RELEASE_KV_CACHE:
+            self.runner.put_away_weights(keep=action is Action.SLEEP)
 
     def step(self) -> StepOutput:
         """Dispatch the next step; what the last one that has run did, perhaps nothing.

@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
 from jaxserve.execution.features import Buffer, Feature
+from jaxserve.parallel.placement import placed
 
 MOST_BYTES = 1 << 22  # of rows that one call writes, if one row is not longer
 FEW_ROWS = 4  # of the calls that write little
@@ -139,7 +140,7 @@ class DeviceBuffers:
                 compiled = compile_control(program.run, program.shapes, program.size)
                 self._compiled[program.name] = name, compiled
         self.arrays = jax.tree.map(
-            lambda s: jax.device_put(jnp.zeros(s.shape, s.dtype), s.sharding), self.arrays
+            lambda s: placed(np.zeros(s.shape, s.dtype), s.sharding), self.arrays
         )
 
     def pack(self, feature: str, start: int, arrays: Any) -> Iterator[tuple[str, np.ndarray]]:

@@ -97,12 +97,9 @@ class Encoder:
     @property
     def device_bytes(self) -> int:
         """Bytes on each device: of the parameters, and of what a launch is given and makes."""
-        weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._state))
-        rows, places = self._given(self._most)
-        traced = jax.make_jaxpr(self._run)(self._state, rows, places)
-        return (
-            weights + 4 * (rows.size + places.size) + ACTIVATIONS * max(_made_bytes(traced.jaxpr))
-        )
+        run, given = self.program(self._most)
+        held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(given))
+        return held + ACTIVATIONS * max(_made_bytes(jax.make_jaxpr(run)(*given).jaxpr))
 
     @property
     def sizes(self) -> list[int]:
@@ -118,8 +115,13 @@ class Encoder:
             digest.update(np.asarray(flat[:: max(1, flat.size // SAMPLES)]).tobytes())
         self.identity = digest.digest()
         for size in self.sizes:
-            given = self._given(size)
-            self._programs[size] = jax.jit(self._run).lower(self._state, *given).compile()
+            run, given = self.program(size)
+            self._programs[size] = jax.jit(run).lower(*given).compile()
+
+    def program(self, size: int) -> tuple[Callable[..., jax.Array], tuple[Any, Any, Any]]:
+        """The function of a launch of so many rows, and what it is given: the parameters, and the
+        shapes of rows and of places."""
+        return self._run, (self._state, *self._given(size))
 
     def encode(
         self,
@@ -155,6 +157,11 @@ class Encoder:
         for _, future in every:
             future.add_done_callback(count)
         return done
+
+    def forget(self) -> None:
+        """Encode again what comes again."""
+        with self._lock:
+            self._rows, self._held = OrderedDict(), 0
 
     def close(self) -> None:
         """Take nothing more, and free the parameters; a launch under way is waited for."""

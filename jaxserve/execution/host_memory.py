@@ -7,13 +7,14 @@ import mmap
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import jax
 
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.memory_plan import DEFAULT_HOST_CACHE_BYTES, Demand
+from jaxserve.processes.free_memory import available_bytes, left_of_process
 
 # for what no plan counts: the interpreter, the tokenizer, compilations, a weight that is quantised
 RESERVE_BYTES = 1 << 30
@@ -67,6 +68,8 @@ def host_pool_bytes(
 
 def _part(config: EngineConfig) -> str:
     engines = config.data_parallel_size
+    if config.memory_bytes is not None:
+        return " to this model of several"
     return "" if engines == 1 else f" to each of {engines} engines (data_parallel_size)"
 
 
@@ -102,61 +105,19 @@ def trim() -> None:
 def share_of_host(asked: EngineConfig) -> int | None:
     """Bytes that this engine may use of what is available, `memory_reserve` left alone.
 
-    Engines that load at once, `data_parallel_size` of them, have equal parts; None where the system
-    does not say.
+    It is `memory_bytes` at the most, and engines that load at once, `data_parallel_size` of them,
+    have equal parts; None where the system does not say.
     """
     available = available_bytes(reserve=asked.memory_reserve)
-    return None if available is None else available // asked.data_parallel_size
+    if available is None:
+        return None
+    if asked.memory_bytes is not None:
+        available = min(available, asked.memory_bytes)
+    return available // asked.data_parallel_size
 
 
 def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
-
-
-def available_bytes(root: Path = Path("/"), *, reserve: float = 0.0) -> int | None:
-    """Bytes that can be had without swapping; None where the system does not say (no /proc).
-
-    Page cache counts as free, of the host as of a cgroup: it is dropped when memory is wanted.
-
-    Args:
-        root: of the file system, for tests.
-        reserve: share of the host's memory, and of each limit, that is left alone: what is left may
-            be less than nothing.
-    """
-    meminfo = _numbers(root / "proc/meminfo")
-    host = meminfo.get("MemAvailable:")
-    if host is None:
-        return None
-    kept = int(reserve * meminfo.get("MemTotal:", 0)) * 1024
-    return min(
-        [host * 1024 - kept, *_left_of_cgroups(root, reserve), *_left_of_process(root, reserve)]
-    )
-
-
-def _left_of_cgroups(root: Path, reserve: float) -> list[int]:
-    """What each limit of the process's cgroups and of those above them leaves."""
-    left = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            base, limit, usage, prefix = "", "memory.max", "memory.current", ""
-        elif "memory" in controllers.split(","):
-            base, limit = "memory", "memory.limit_in_bytes"
-            usage, prefix = "memory.usage_in_bytes", "total_"
-        else:
-            continue
-        # in a container the path may be the host's, of which only the root is there
-        group = PurePosixPath(path.lstrip("/"))
-        for place in {group, *group.parents}:
-            folder = root / "sys/fs/cgroup" / base / place
-            most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
-            if most.isdigit() and used.isdigit():
-                stat = _numbers(folder / "memory.stat")
-                pages = (f"{prefix}inactive_file", f"{prefix}active_file")  # as of MemAvailable
-                reclaimable = sum(stat.get(name, 0) for name in pages)
-                free = max(0, int(most) - int(used) + reclaimable)
-                left.append(free - int(reserve * int(most)))
-    return left
 
 
 def check_limits(root: Path = Path("/")) -> None:
@@ -167,7 +128,7 @@ def check_limits(root: Path = Path("/")) -> None:
     Raises:
         ValidationError: says what is left.
     """
-    left = _left_of_process(root, 0.0)
+    left = left_of_process(root, 0.0)
     if left and min(left) < RESERVE_BYTES:
         raise ValidationError(
             "ulimit",
@@ -175,30 +136,3 @@ def check_limits(root: Path = Path("/")) -> None:
             f"a limit of the process (ulimit -v, ulimit -d) that leaves {_gb(RESERVE_BYTES)} "
             "beside what Python and jax take",
         )
-
-
-def _left_of_process(root: Path, reserve: float) -> list[int]:
-    """What the process's own limits (`ulimit -v`, `ulimit -d`) leave of addresses."""
-    held = _numbers(root / "proc/self/status")  # kB
-    left = []
-    for line in _text(root / "proc/self/limits").splitlines():
-        for name, used in (("Max address space", "VmSize:"), ("Max data size", "VmData:")):
-            if not line.startswith(name):
-                continue
-            soft = line.removeprefix(name).split()[0]
-            if soft.isdigit():
-                left.append(int(soft) - 1024 * held.get(used, 0) - int(reserve * int(soft)))
-    return left
-
-
-def _numbers(file: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
-    words = [line.split() for line in _text(file).splitlines()]
-    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
@@ -72,4 +73,7 @@ def _stack(vectors: list[Any]) -> Any:
         sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
     if isinstance(first, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct((len(vectors), *first.shape), first.dtype, sharding=sharding)
+    if not sharding.is_fully_addressable:  # no process has them whole
+        stacked: jax.Array = jax.jit(jnp.stack, out_shardings=sharding)(vectors)
+        return stacked
     return jax.device_put(np.stack(vectors), sharding)

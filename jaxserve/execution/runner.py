@@ -32,10 +32,10 @@ from jaxserve.execution.features import (
     ALL_NAMES,
     Facts,
     Feature,
+    draws_on,
     feature_sets,
     make_features,
     overrides,
-    threshold_on,
 )
 from jaxserve.execution.features.own_features import asked_features, made
 from jaxserve.execution.flops import StepFlops
@@ -64,12 +64,14 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.linear import dequantized_bytes
 from jaxserve.models.protocol import Model
+from jaxserve.parallel.placement import HostCopy, placed
 from jaxserve.scheduling.plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
 # what a runner is told beside the programs that it runs
 HOST_COMMANDS = ("set_pool", "make_state", "drop_state", "put_away_weights", "take_back_weights")
+CLOSE = "close"  # listeners hear it when the runner closes; it is no command
 
 SAMPLES = 256  # numbers of an array that stand for it
 
@@ -159,7 +161,7 @@ class Runner:
             model_config.hidden_size,
             self.max_prefill_tokens,
             model_config,
-            threshold_on(mesh, backends),
+            draws_on(mesh, backends, apart=config.asked.deterministic),
             config.asked.deterministic,
             self._max_num_seqs,
         )
@@ -199,7 +201,7 @@ class Runner:
         self._num_commands = 0
         self._buffers = DeviceBuffers(self.features, mesh)
         self._load: Callable[[], Model] | None = None
-        self._kept_weights: list[np.ndarray] | None = None
+        self._kept_weights: list[HostCopy] | None = None
         self._mapped = config.asked.mapped_weight_bytes
         self._kept: LoweredStepCache | None = None
         self.state: DeviceState | None = None
@@ -239,9 +241,20 @@ class Runner:
         _, self._leaves = split_model(model)
 
     def weights(self) -> Model:
-        """The model with its parameters."""
+        """The model with its parameters.
+
+        Raises:
+            ValidationError: parts of them are in other processes.
+        """
         self.check_alive()
+        self.require_one_process("parameters outside the engine")
         return self._structure.merge(self._leaves)
+
+    def require_one_process(self, what: str) -> None:
+        """Raises ValidationError where others have devices, for what no command tells them."""
+        count = len({device.process_index for device in self._mesh.devices.flat})
+        if count > 1:
+            raise ValidationError("num_processes", count, f"1 for {what}")
 
     def keep_steps(self, folder: Path | None, decided: str) -> None:
         """Find steps as they were lowered in a folder, and keep them there; once the pool is set.
@@ -373,7 +386,12 @@ class Runner:
         return time.monotonic() - begin
 
     def add_features(self, features: Sequence[Feature]) -> None:
-        """Take further features, all of them `on_demand`; requests that run go on without."""
+        """Take further features, all of them `on_demand`; requests that run go on without.
+
+        Raises:
+            ValidationError: others have devices, see `require_one_process`.
+        """
+        self.require_one_process(", ".join(feature.name for feature in features))
         self.features = (*self.features, *features)
         self.packer.add(features)
         self._more.add(features)
@@ -535,7 +553,7 @@ class Runner:
         in_files = self._mapped and self._load != self.weights
         if keep and in_files:
             return  # no memory is theirs alone, and another store may be in the folder by then
-        self._kept_weights = [np.array(leaf) for leaf in taken] if keep else None
+        self._kept_weights = [HostCopy(leaf) for leaf in taken] if keep else None
         shapes: Any = [
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in taken
         ]
@@ -553,8 +571,7 @@ class Runner:
             assert self._load is not None
             self.set_weights(self._load(), self._load)
         else:
-            shardings = [leaf.sharding for leaf in self._leaves]
-            self._leaves = tuple(jax.device_put(kept, shardings))
+            self._leaves = tuple(one.on_devices() for one in kept)
 
     def drop_state(self) -> None:
         """Give back the memory of pages and tables. Nothing may run or be found afterwards."""
@@ -576,6 +593,7 @@ class Runner:
 
         A program that is being traced is waited for, one that the compiler has is not.
         """
+        self._tell(CLOSE)
         self.programs.close()
         with self._readers_left:
             if self._death is None:
@@ -679,7 +697,7 @@ class Runner:
 
     def _placed(self, blob: np.ndarray) -> Any:
         # arrays that are not placed yet would be transferred device by device from Python
-        return jax.device_put(blob, self._replicated) if self._mesh.size > 1 else blob
+        return placed(blob, self._replicated) if self._mesh.size > 1 else blob
 
     def _abstract_blob(self, size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._replicated)
@@ -698,8 +716,14 @@ class Runner:
             f"the engine is dead: its step {name} failed and the KV cache is lost with it "
             f"({type(error).__name__}: {error}); make a new engine, or restart the server"
         )
-        self._death = message, error
-        return EngineDeadError(message)
+        if self._death is None:  # else it is what happens where another process is lost
+            self._death = message, error
+        return EngineDeadError(self._death[0])
+
+    def lose(self, why: str) -> None:
+        """Run nothing more: another process is lost, and what it had with it."""
+        if self._death is None:
+            self._death = f"the engine is dead: {why}", None
 
     @property
     def _is_cpu(self) -> bool:

@@ -69,7 +69,8 @@ def sample_rows(
     mine = {feature.name: (states or {}).get(feature.name) for feature in adjusting}
     tokens = jnp.zeros(shape.num_rows, jnp.int32)
     if not shape.all_special:
-        tokens = _drawn(features, _rows(layout, given, known), logits)
+        rows = replace(_rows(layout, given, known), drawn_alone=draws_alone(features, layout))
+        tokens = _drawn(features, rows, logits)
     if not shape.num_special:
         return Sampled(tokens, {}, {})
     work = partial(_special_rows, features, layout, known, logits, tokens, mine)
@@ -79,6 +80,13 @@ def sample_rows(
     # places that are not used name row R, which does not exist
     tokens = tokens.at[given.step.special].set(drawn, mode="drop")
     return Sampled(tokens, outputs, changed)
+
+
+def draws_alone(features: Sequence[Feature], layout: BlobLayout) -> bool:
+    """Whether a program uses its logits for nothing but to draw a token of each row."""
+    shape = layout.shape
+    sees = any(overrides(feature, "see_last") for feature in contained(features, shape))
+    return not shape.num_special and not sees
 
 
 def _special_rows(

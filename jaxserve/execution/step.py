@@ -17,7 +17,7 @@ from jaxserve.execution.features import Feature, NewestTokens, Region, overrides
 from jaxserve.execution.features.traced import traced
 from jaxserve.execution.model_hooks import ComputeTokens, HookedFeatures
 from jaxserve.execution.parameters import ModelStructure
-from jaxserve.execution.sample_rows import SampleFacts, if_wanted, sample_rows
+from jaxserve.execution.sample_rows import SampleFacts, draws_alone, if_wanted, sample_rows
 from jaxserve.execution.step_inputs import (
     BlobLayout,
     Result,
@@ -30,7 +30,7 @@ from jaxserve.models.attention import GroupTables, PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model, TokenRows
-from jaxserve.parallel.mesh import is_divided
+from jaxserve.parallel.mesh import is_divided, row_spec
 from pallas_kernels import PrefillLanes
 
 
@@ -106,7 +106,8 @@ def run_step(
     sources = hidden[: spec.layout.shape.num_decode_tokens]
     if spec.layout.shape.num_prefill:
         sources = jnp.concatenate([sources, hidden[samples.sources]])
-    logits = _replicate(model.logits(sources, live_rows), spec.mesh)
+    alone = draws_alone(spec.features, spec.layout)
+    logits = _whole_rows(model.logits(sources, live_rows), spec.mesh, drawn_alone=alone)
     hooked.see_last(hidden, logits)
 
     def of_samples(x: jax.Array) -> jax.Array:
@@ -326,19 +327,27 @@ def _live(spec: StepSpec, step: StepInputs) -> tuple[jax.Array, jax.Array]:
 
 
 def _logits_of(spec: StepSpec, model: Model) -> Any:
-    return lambda hidden: _replicate(model.logits(hidden), spec.mesh)
+    return lambda hidden: _whole_rows(model.logits(hidden), spec.mesh)
 
 
 def _logits_behind(spec: StepSpec, model: Any) -> Callable[[jax.Array], jax.Array]:
     """Residual stream [N, E] behind any layer -> the logits that the model would end with."""
-    return lambda x: _replicate(model.logits(model.norm(x)), spec.mesh)
+    return lambda x: _whole_rows(model.logits(model.norm(x)), spec.mesh)
 
 
-def _replicate(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """Logits [R, V] on every device."""
+def _whole_rows(x: jax.Array, mesh: Mesh, *, drawn_alone: bool = False) -> jax.Array:
+    """Logits [R, V], each device with whole rows.
+
+    Args:
+        x: of which each device has a part of the vocabulary.
+        mesh: of the model.
+        drawn_alone: a device draws the tokens of its part of the rows (`Draws.divided`), and
+            nothing else reads them: it has no other rows, so less is exchanged.
+    """
     if not is_divided(mesh.size):
         return x
     if x.shape[1] % mesh.shape["model"] == 0:
         # each device's part first: of few rows XLA would rather gather the weight that makes them
         x = lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(None, "model")))
-    return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))
+    spec = row_spec(len(x), mesh) if drawn_alone else PartitionSpec()
+    return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))

@@ -1,7 +1,8 @@
 """The engine's own process: `python -m jaxserve.isolation.child DESCRIPTOR`.
 
 It says when it is ready, steps while there is work, and ends when it is told to or when the other
-side has gone. An error ends it too: the supervisor knows what to do.
+side has gone. An error ends it too: the supervisor knows what to do. Of an engine of several
+processes it is process 0, or another one, which runs what that one tells it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from jaxserve.boundary.messages import AddGroup, Body, FirstSteps
+from jaxserve.boundary.messages import Action, AddGroup, Body, Control, FirstSteps
 from jaxserve.errors import JaxServeError, lacks_memory
 from jaxserve.liveness.pulse import BEAT_S, Pulse
 from jaxserve.observability.json_log import JSON, JsonFormatter
@@ -26,6 +28,9 @@ from jaxserve.observability.repeated import RepeatedFilter
 from jaxserve.processes.launch import stream_of
 from jaxserve.processes.oom_score import offer_to_oom_killer
 from jaxserve.processes.wire import Channel, ModelSizes, Ready, Start, StartRefusal, Sync
+
+if TYPE_CHECKING:
+    from jaxserve.loading.engine_plan import EnginePlan
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +49,7 @@ def main(arguments: list[str]) -> int:
     channel = Channel(stream_of(arguments[0]))
     # a spare is told what to load when another one has died: this is done by then
     gc.disable()  # imports make hundreds of thousands of objects, and nearly no garbage
-    import jaxserve.loading.engine_build  # noqa: F401
+    import jaxserve.loading.follower  # noqa: F401
 
     gc.enable()
     start = channel.receive()
@@ -64,26 +69,20 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
     from jaxserve.isolation.probe import probe
     from jaxserve.loading.engine_build import load_engine
 
+    ending = _Ending(channel)
     try:
-        loaded = load_engine(start.config, with_tokenizer=False, keep_steps=True)
+        if start.config.process_id:
+            return _follow(start, channel, ending)
+        loaded = load_engine(
+            start.config, with_tokenizer=False, keep_steps=True, on_lost=ending.now
+        )
     except (JaxServeError, CheckpointError, OSError) as error:
-        channel.send(StartRefusal(str(error)))
-        return 1
-    engine, decided, model = loaded.engine, loaded.decided, loaded.decided.model
+        return ending.refuse(str(error))
+    engine, decided = loaded.engine, loaded.decided
     probe(engine, decided.config.scheduler.max_model_len)
     engine.announce = channel.send
     engine.pace = Pace(engine.runner, channel.send, pulse)
-    sizes = ModelSizes(
-        model.vocab_size,
-        model.hidden_size,
-        model.num_layers,
-        tuple(model.eos_token_ids),
-        model.labels,
-        model.matryoshka,
-        model.images,
-    )
-    folders = decided.model_path, decided.tokenizer_path
-    channel.send(Ready(decided.config, sizes, *folders, loaded.page_bytes))
+    ending.ready(decided, loaded.page_bytes)
     while True:
         for body in _sent(channel, wait=engine.is_idle):
             if isinstance(body, Sync):
@@ -98,6 +97,60 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
             if engine.is_closed:
                 return 0
         channel.send(engine.step())  # also where nothing is left to do: its counts say so
+
+
+def _follow(start: Start, channel: Channel, ending: _Ending) -> int:
+    """The life of a process that is not the first of its engine."""
+    from jaxserve.loading.follower import Follower
+
+    follower = Follower(start.config, ending.now)
+    ending.ready(follower.decided, follower.runner.cache.page_bytes(1))
+    follower.run()
+    channel.send(Control(Action.CLOSE))  # in good order: no other process is to be started
+    return 0
+
+
+class _Ending:
+    """How the process says that it serves, or that it ends with an error.
+
+    Args:
+        channel: to the server.
+    """
+
+    def __init__(self, channel: Channel):
+        self._channel = channel
+        self._is_ready = False
+        self._saying = threading.Lock()
+
+    def ready(self, decided: EnginePlan, page_bytes: int) -> None:
+        """It serves as was decided."""
+        model = decided.model
+        sizes = ModelSizes(
+            model.vocab_size,
+            model.hidden_size,
+            model.num_layers,
+            tuple(model.eos_token_ids),
+            model.labels,
+            model.matryoshka,
+            model.images,
+        )
+        folders = decided.model_path, decided.tokenizer_path
+        with self._saying:
+            self._channel.send(Ready(decided.config, sizes, *folders, page_bytes))
+            self._is_ready = True
+
+    def refuse(self, why: str) -> int:
+        """It cannot serve, or no longer; returns the exit code."""
+        with self._saying:
+            if self._is_ready:
+                logger.error("%s", why)
+            else:
+                self._channel.send(StartRefusal(why))
+        return 1
+
+    def now(self, why: str) -> None:
+        """Another process of the engine is lost, and a step may wait for it without end."""
+        os._exit(self.refuse(why))
 
 
 def _sent(channel: Channel, *, wait: bool) -> Iterator[Body]:

@@ -61,6 +61,7 @@ class ProcessClient(EngineClient):
         number: of its engine, where a server has several.
         shared: what it has in common with clients of others that are loaded; None: there is none.
         on_loaded: called once, in a thread of the client's, when the first engine is loaded.
+        tells_server: whether its metrics tell of this process.
     """
 
     resumes = True
@@ -78,6 +79,7 @@ class ProcessClient(EngineClient):
         shared: Shared | None = None,
         on_loaded: Callable[[Ready], None] | None = None,
         log: Log = logger,
+        tells_server: bool = True,
     ):
         super().__init__(asked.model_names[0], asked.metrics_prefix, clock, number, shared)
         asked = replace(
@@ -108,7 +110,7 @@ class ProcessClient(EngineClient):
         self._settling = False  # the one on trial is being taken out of the engine
         self._earlier: EngineStats | None = None  # what engines that have died had counted
         self._outputs: list[RequestOutput] = []
-        told_once = {"server": os.getpid} if number == 0 else {}
+        told_once = {"server": os.getpid} if number == 0 and tells_server else {}
         self.metrics.watch_processes({**told_once, "engine": lambda: self.pid})
         self.metrics.watch_serving(lambda: self.is_ready)
         self._error: BaseException | None = None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.boundary.engine_view import EngineView
-from jaxserve.boundary.messages import Action, AddGroup, EngineStats, StepOutput
+from jaxserve.boundary.messages import WOKEN_BY, Action, AddGroup, EngineStats, StepOutput
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.engine_client import counted, work_of
@@ -42,7 +42,7 @@ from jaxserve.tokenization.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 # after these an engine finds nothing that it was sent before
-EMPTIES = frozenset({Action.RESET_PREFIX_CACHE, Action.SLEEP, Action.DEEP_SLEEP})
+EMPTIES = frozenset({Action.RESET_PREFIX_CACHE, *WOKEN_BY})
 
 
 class ReplicaClient:
@@ -233,13 +233,12 @@ class ReplicaClient:
                 raise ValidationError("request_id", one.request_id, "an id that is not in use")
         # what is refused is sent to no engine, and routing remembers nothing of it
         with counted(self.metrics.record_refused):
-            hidden_size = self.model_config.hidden_size
-            self.ledger.check_call([work_of(one.group, 0, hidden_size) for one in prepared])
+            self.ledger.check_call([work_of(one.group, 0, self.model_config) for one in prepared])
         asked: dict[str, RequestWork] = {}
         work = self._work()
         for one in prepared:
             number = self._route(one.group, one.keys, work)
-            asked[one.request_id] = mine = work_of(one.group, number, self.model_config.hidden_size)
+            asked[one.request_id] = mine = work_of(one.group, number, self.model_config)
             work[number] += mine.num_prompt + mine.sequences * mine.output_work
         self.ledger.take(asked)
 

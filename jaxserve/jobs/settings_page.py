@@ -43,7 +43,7 @@ Those that are settings above mean the same. The others are passed over with a l
 they ask for what is so anyway or have no meaning here, or refused by name. A value that asks for
 nothing (None, False, empty) is never refused. `scheduler_cls` is another name of
 `scheduling_policy`, and `swap_space` of `kv_offloading_size`: beside another value of that setting
-they are refused. As flags both names are one flag, of which the last counts.
+they are refused.
 """
 _TITLES = {
     MODEL: "Model",

@@ -17,6 +17,7 @@ from jaxserve.config.resolved_config import (
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features import ALL_NAMES
 from jaxserve.execution.features.own_features import asked_features
+from jaxserve.execution.programs import MOST_PROGRAMS
 from jaxserve.models.config import ModelConfig, resolve_dtype
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,9 @@ def resolve(
         # decode rows go on beside an image
         least = seqs + whole_places(config, model)
         budget = max(int(defaults.max_num_batched_tokens * more_tokens), least)
-    in_background = config.compile_in_background
+    in_background, ahead = config.compile_in_background, config.compile_ahead
+    if config.num_processes > 1:  # all have the same programs at any time
+        in_background, ahead = False, ahead or MOST_PROGRAMS
     own = asked_features(config, ALL_NAMES)
     return ResolvedConfig(
         asked=replace(
@@ -90,7 +93,7 @@ def resolve(
             max_prefill_tokens=min(config.prefill_chunk or budget, budget),
         ),
         programs=ProgramSettings(
-            compile_ahead=config.compile_ahead or defaults.compile_ahead,
+            compile_ahead=ahead or defaults.compile_ahead,
             compile_in_background=(
                 defaults.compile_in_background if in_background is None else in_background
             ),

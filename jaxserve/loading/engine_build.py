@@ -6,7 +6,8 @@ import gc
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from jaxserve.loading.engine_plan import EnginePlan, choose, decide, fetch_weigh
 from jaxserve.loading.hub import ModelFiles, locate
 from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.loading.move_costs import measure_costs
+from jaxserve.loading.process_group import ProcessGroup
 from jaxserve.memory.host_tier import HostTier
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.tier import Tier
@@ -78,6 +80,7 @@ def load_engine(
     with_tokenizer: bool = True,
     keep_steps: bool = False,
     shown: bool = True,
+    on_lost: Callable[[str], None] | None = None,
 ) -> LoadedEngine:
     """Load weights, plan memory, compile and warm up.
 
@@ -87,6 +90,8 @@ def load_engine(
         with_tokenizer: False: the client is elsewhere, and so is the tokenizer.
         keep_steps: do not trace what an earlier start has traced (`lowered_step_cache.py`).
         shown: whether a start that takes long says in between what it is doing.
+        on_lost: of an engine of several processes, see `ProcessGroup`; None: its next step raises
+            EngineDeadError.
 
     Raises:
         ValidationError: settings that the model or the device cannot serve.
@@ -100,21 +105,28 @@ def load_engine(
         # classes are imported before anything is fetched
         make_policy(config)
         asked_features(config, ALL_NAMES)
-        files = _found(config, report)
-        mesh = make_mesh(config.tensor_parallel_size)
-        _require_own_devices(config, mesh)
-        decided, runner, tokenizer = decide(
-            config, files, mesh, report, with_tokenizer=with_tokenizer
-        )
-        engine = build(
-            decided,
-            mesh,
-            report,
-            runner=runner,
-            tokenizer=tokenizer,
-            cache_folder=cache_folder,
-            keep_steps=keep_steps,
-        )
+        with _others(config, report, on_lost) as others:
+            files = _found(config, report)
+            mesh = make_mesh(config.tensor_parallel_size)
+            _require_own_devices(config, mesh)
+            decided, runner, tokenizer = decide(
+                config, files, mesh, report, with_tokenizer=with_tokenizer
+            )
+            if others is not None:
+                others.settle(decided, files)
+            engine = build(
+                decided,
+                mesh,
+                report,
+                runner=runner,
+                tokenizer=tokenizer,
+                cache_folder=cache_folder,
+                keep_steps=keep_steps and others is None,
+            )
+            if others is not None:
+                others.serve(runner)
+                if on_lost is None:
+                    others.on_lost = runner.lose
     # hundreds of thousands of objects live as long as the engine; a collection that walks them
     # stops it for tenths of a second. What is garbage already would never be freed.
     gc.collect()
@@ -122,6 +134,23 @@ def load_engine(
     trim()
     footprint, seconds = _footprint(decided, mesh, runner), time.monotonic() - start
     return LoadedEngine(engine, decided, tokenizer, footprint, seconds, runner.cache.page_bytes(1))
+
+
+@contextmanager
+def _others(
+    config: EngineConfig, report: LoadProgress, on_lost: Callable[[str], None] | None
+) -> Iterator[ProcessGroup | None]:
+    """The other processes of an engine, which are told where it cannot be built; None: none."""
+    if config.num_processes == 1:
+        yield None
+        return
+    with report.phase("waiting for the other processes"):
+        others = ProcessGroup(config, on_lost or logger.error)
+    try:
+        yield others
+    except BaseException as error:
+        others.refuse(error)
+        raise
 
 
 def _require_own_devices(config: EngineConfig, mesh: Mesh) -> None:
@@ -235,6 +264,8 @@ def decide_bare(
     Raises:
         ValidationError, HubError, CheckpointError: as `load_engine`.
     """
+    if config.num_processes != 1:
+        raise ValidationError("num_processes", config.num_processes, "1 without an engine")
     files = _found(config, report)
     mesh = make_mesh(config.tensor_parallel_size)
     if config.load_format != "dummy":
@@ -337,7 +368,9 @@ def _settle(tier: HostTier, engine: Engine, report: LoadProgress, *, preload: bo
     with report.phase("measuring moves of pages"):
         costs = tier.costs = measure_costs(engine)
     moved, computed = costs.call_seconds / costs.pages, costs.recompute_seconds
-    verdict = "pages come back" if costs.pays(costs.pages) else "pages are computed again"
+    verdict = "pages come back" if costs.may_pay else "pages are computed again"
+    if costs.most_spared:
+        verdict = f"with up to {costs.most_spared:.2g} others that it spares, {verdict}"
     report.say(
         f"host memory: {tier.stats().num_host_pages} KV pages; a page is moved back in "
         f"{1e3 * moved:.3g} ms and computed in {1e3 * computed:.3g} ms: {verdict}"

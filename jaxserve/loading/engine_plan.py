@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from checkpoints.quantized import Checkpoint
 from checkpoints.quantized_formats import open_checkpoint, quantization_of
 from checkpoints.store import is_store
+from jaxserve.boundary.processor_kwargs import processor_kwargs
 from jaxserve.config.deterministic import check_device
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -233,6 +234,7 @@ def choose(
     capability = getattr(device, "compute_capability", None)
     of_device = device.platform, online or found or "", capability
     config = resolve(asked, model, *of_device)
+    processor_kwargs(asked.mm_processor_kwargs, model.images)
     refusal = _refusal_of_images(config, model, files)
     if refusal is not None:
         if asked.limit_mm_per_prompt is not None or not encoding_of(model).is_optional:
@@ -434,7 +436,7 @@ def _planned(
     defaults = generation_defaults(config.asked, files.model)
     config = replace(config, sampling_defaults=defaults)
     with report.phase("planning memory"):
-        chosen = replace(chosen, kv_scales=_kv_scales(chosen, files))
+        chosen = replace(chosen, kv_scales=kv_scales_of(chosen, files))
         begin = time.monotonic()
         while not config.cache.num_pages:
             runner = replace(chosen, config=config).runner(mesh)
@@ -451,7 +453,7 @@ def _planned(
     return replace(chosen, config=config), runner
 
 
-def _kv_scales(chosen: EnginePlan, files: ModelFiles) -> KVScales | None:
+def kv_scales_of(chosen: EnginePlan, files: ModelFiles) -> KVScales | None:
     """The scales of the KV cache, where the format wants some: programs hold them."""
     if not chosen.kv_format.static_scales:
         return None

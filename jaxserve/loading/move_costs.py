@@ -46,4 +46,8 @@ def measure_costs(engine: Engine) -> MoveCosts:
         runner.fetch(runner.dispatch(plan))
         seconds.append(time.monotonic() - begin)
     engine.features.ended(NAME)
-    return runner.move_costs(min(seconds) / num_tokens * scheduler.pages.page_size)
+    groups, page_size = scheduler.pages.groups, scheduler.pages.page_size
+    # of the pages that the groups of layers have for the same tokens each has its part
+    costs = runner.move_costs(min(seconds) / (num_tokens / page_size * groups.num_groups))
+    most_spared = groups.most_spared(scheduler.limits.max_model_len, page_size)
+    return costs._replace(most_spared=most_spared)

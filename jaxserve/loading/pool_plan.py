@@ -96,8 +96,8 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
     held = sum(demand)
     for _ in range(MOST_PLANS):
         settled = settle(share - held, field, utilization)
-        if not settled.cache.num_pages:
-            return settled
+        if not settled.cache.num_pages or asked.num_processes > 1:
+            return settled  # the others compile when all is decided, and XLA waits for them
         needed = runner.compile_largest()
         if needed <= share:
             return settled

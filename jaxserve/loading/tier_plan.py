@@ -23,20 +23,14 @@ def plan_host_pages(asked: EngineConfig, runner: Runner, mesh: Mesh) -> int:
         mesh: of its devices.
 
     Raises:
-        ValidationError: the memory holds less, not even a page was asked for, there is no prefix
-            cache, or layers have windows whose pages are given back.
+        ValidationError: the memory holds less, not even a page was asked for, or there is no prefix
+            cache.
     """
     size = asked.kv_offloading_size
     if not size:
         return 0
     if not asked.enable_prefix_caching:
         allowed = "none without enable_prefix_caching, by which pages are found again"
-        raise ValidationError(FIELD, size, allowed)
-    if runner.page_groups.num_windowed:
-        allowed = (
-            "none for a model whose pages are given back when its layers' window has passed them: "
-            "set keep_window_only to false"
-        )
         raise ValidationError(FIELD, size, allowed)
     page_bytes = runner.cache.page_bytes(1)
     num_pages = int(size * GIB) // page_bytes

@@ -7,8 +7,10 @@ get full or go away, so the engine's thread never touches it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import math
 import os
 import queue
 import re
@@ -38,6 +40,7 @@ PATIENCE_S = 3.0  # that a read may take before requests are computed instead
 RETRY_S = 10.0  # after which a disk that was too slow is tried again
 FLUSH_S = 2.0  # that an engine that ends waits for what is to be written
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+FULL = (errno.ENOSPC, errno.EDQUOT)
 READS = 15  # whose median is the time of the next one
 
 Deliver = Callable[[int, bytes | None], None]
@@ -71,10 +74,11 @@ class ColdStore:
             raise PermissionError(f"{folder} is another user's, or others may write to it")
         self._files = self._scan()
         self._num_bytes = sum(self._files.values())
+        self._make_room(0)
+        self._is_full = False
         self._seconds: deque[float] = deque([self._try_out()] * READS, READS)
         self._last_read = 0.0  # when it ended
         self._reading_since: float | None = None
-        self._is_full = False
         self._to_write: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._to_read: queue.SimpleQueue[tuple[Sequence[bytes], Deliver, Future[None]] | None] = (
             queue.SimpleQueue()
@@ -96,19 +100,20 @@ class ColdStore:
         """Of these files."""
         return self._num_bytes
 
-    def pays(self, count: int, recompute_seconds: float | None) -> bool:
-        """Whether reading so many pages takes less time than computing their tokens.
+    def pays(self, count: int, recompute_seconds: float | None, num_spared: int = 0) -> bool:
+        """Whether reading so many pages takes less time than computing them, and others.
 
         Args:
             count: of pages.
-            recompute_seconds: of the tokens of one page; None: reading always pays.
+            recompute_seconds: of one page; None: reading always pays.
+            num_spared: pages beside these that need not be computed either.
         """
         since = self._reading_since
         if since is not None and time.monotonic() - since > PATIENCE_S:
             return False  # the disk has stalled
         if recompute_seconds is None or time.monotonic() - self._last_read > RETRY_S:
             return True
-        return median(self._seconds) < recompute_seconds
+        return count * median(self._seconds) < (count + num_spared) * recompute_seconds
 
     def newest(self, count: int) -> list[bytes]:
         """Keys of this model's pages, the most recently used first."""
@@ -181,7 +186,10 @@ class ColdStore:
             path.unlink()
 
     def _try_out(self) -> float:
-        """Seconds that a page takes to be read and checked. Raises OSError."""
+        """Seconds that a page takes to be read and checked. Raises OSError.
+
+        On a full disk it is a page that is there; `math.inf` where none is of this model.
+        """
         key = os.urandom(16)
         path = self._folder / self._name(key)
         try:
@@ -190,6 +198,13 @@ class ColdStore:
             if self._checked(self._name(key), key) is None:
                 raise OSError(f"{path} does not hold what was written to it")
             return time.monotonic() - begin
+        except OSError as error:
+            if error.errno not in FULL or not self._files:
+                raise
+            self._write_no_more(error)  # what is there can be read
+            begin = time.monotonic()
+            is_read = any(self.read_one(key) is not None for key in self.newest(1))
+            return time.monotonic() - begin if is_read else math.inf
         finally:
             path.unlink(missing_ok=True)
 
@@ -203,17 +218,20 @@ class ColdStore:
                 self._make_room(HEADER.size + len(data))
                 self._write(key, data)
             except OSError as error:
-                self._is_full = True
-                logger.warning(
-                    "kv_offloading_path=%s: %s; no more pages are written there until the next "
-                    "start, and the engine serves on",
-                    self._folder,
-                    error,
-                )
+                self._write_no_more(error)
                 continue
             with self._lock:
                 self._files[name] = HEADER.size + len(data)
                 self._num_bytes += self._files[name]
+
+    def _write_no_more(self, error: OSError) -> None:
+        self._is_full = True
+        logger.warning(
+            "kv_offloading_path=%s: %s; no more pages are written there until the next start, and "
+            "the engine serves on",
+            self._folder,
+            error,
+        )
 
     def _make_room(self, size: int) -> None:
         while self._files and self._num_bytes + size > self._most_bytes:

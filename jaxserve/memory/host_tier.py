@@ -28,16 +28,25 @@ class MoveCosts(NamedTuple):
     Attributes:
         pages: that one call moves; fewer take as long.
         call_seconds: of such a call, from the host's memory into the device's.
-        recompute_seconds: of the tokens of one page, in a step of prompts alone.
+        recompute_seconds: of one page, in a step of prompts alone.
+        most_spared: pages, for each that is moved, that need not be computed beside it, at most:
+            those of layers with a window.
     """
 
     pages: int
     call_seconds: float
     recompute_seconds: float
+    most_spared: float = 0.0
 
-    def pays(self, count: int) -> bool:
-        """Whether so many pages are moved in less time than their tokens are computed in."""
-        return -(-count // self.pages) * self.call_seconds < count * self.recompute_seconds
+    def pays(self, count: int, num_spared: float = 0) -> bool:
+        """Whether so many pages are moved in less time than they, and others, are computed in."""
+        computed = (count + num_spared) * self.recompute_seconds
+        return -(-count // self.pages) * self.call_seconds < computed
+
+    @property
+    def may_pay(self) -> bool:
+        """Whether moving pays at its best."""
+        return self.pays(self.pages, self.pages * self.most_spared)
 
 
 class Note(NamedTuple):
@@ -94,7 +103,7 @@ class HostTier:
         if key in self._pages:
             self._pages.move_to_end(key)
             return None
-        if self.costs is not None and not self.costs.pays(self.costs.pages):
+        if self.costs is not None and not self.costs.may_pay:
             return None
         page = self._take(key)
         self._num_out += page is not None
@@ -127,17 +136,25 @@ class HostTier:
         for key in reversed([*self._known(keys)]):
             self._pages.move_to_end(key)
 
-    def find(self, keys: Sequence[bytes]) -> list[int]:
+    def holds(self, key: bytes) -> bool:
+        """See `Tier.holds`."""
+        return next(self._known([key]), None) is not None
+
+    def holds_slowly(self, key: bytes) -> bool:
+        """See `Tier.holds_slowly`."""
+        return key in self._pages or (self._cold is not None and key in self._cold)
+
+    def find(self, keys: Sequence[bytes], num_spared: int = 0) -> list[int]:
         """See `Tier.find`."""
         found = [self._pages[key] for key in self._known(keys)]
-        if self.costs is not None and not self.costs.pays(len(found)):
+        if self.costs is not None and not self.costs.pays(len(found), num_spared):
             self._num_recomputed += len(found)
             return []
         self.wants(keys[: len(found)])
         self._num_back += len(found)
         return found
 
-    def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:
+    def fetch(self, keys: Sequence[bytes], num_spared: int = 0) -> Future[None] | None:
         """See `Tier.fetch`."""
         cold = self._cold
         if cold is None or not keys:
@@ -150,7 +167,7 @@ class HostTier:
                     break
                 wanted.append(key)
         seconds = None if self.costs is None else self.costs.recompute_seconds
-        if not wanted or not cold.pays(len(wanted), seconds):
+        if not wanted or not cold.pays(len(wanted), seconds, num_spared):
             return None
         self.wants(keys)
         return self._read(cold, wanted)

@@ -36,7 +36,7 @@ class PageManager:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens a page.
         caching: keep what full pages hold until they are handed out again, see `keep`.
-        tier: where known pages go then; None: nowhere. It gives those of one group back.
+        tier: where known pages go then, and come back from; None: nowhere.
         groups: the groups of layers that share pages.
 
     Attributes:
@@ -115,9 +115,7 @@ class PageManager:
         nothing = [TRASH_PAGE] * ((end - begin) * count)
         self.pool.share(nothing)
         request.pages += nothing
-        self.pool.release([TRASH_PAGE] * len(places))
-        for place, page in zip(places, self.pool.allocate(len(places)), strict=True):
-            request.pages[place] = page
+        self._put_pages(request, places)
         self._num_given += len(places)
         request.num_reached = max(request.num_reached, reached)
         return True
@@ -143,28 +141,11 @@ class PageManager:
 
     def _find_by_group(self, keys: list[bytes]) -> list[int]:
         """The longest beginning that all groups hold, of those with a window its end."""
-        groups, index = self.groups, self.pool.index
-
-        def find(group: int, first: int, count: int) -> list[int]:
-            return index.find([group_key(key, group) for key in keys[first:count]])
-
-        count, first = len(keys), 0
-        for group in range(groups.num_full):
-            count = len(find(group, 0, count))
-
-        def is_unknown(place: int) -> bool:
-            return any(index.page(group_key(keys[place], g)) is None for g in groups.windowed)
-
-        while count:
-            first = groups.first_index(count * self.page_size, self.page_size)
-            missing = next(filter(is_unknown, range(count - 1, first - 1, -1)), None)
-            if missing is None:
-                break
-            count = missing  # the window of each place behind it has it, too
+        index = self.pool.index
+        first, count = self.groups.beginning(keys, self.page_size, index.knows)
         found = [TRASH_PAGE] * (count * self._num_groups)
-        for group in range(self._num_groups):
-            begin = first if group in groups.windowed else 0
-            found[begin * self._num_groups + group :: self._num_groups] = find(group, begin, count)
+        for place, key in self.groups.places(keys, first, count):
+            found[place] = index.page(key) or TRASH_PAGE
         return found
 
     def has_room(self, shared: list[int], num_tokens: int) -> bool:
@@ -188,8 +169,13 @@ class PageManager:
         if not self.has_room(shared, num_tokens):
             return False
         known, index = len(shared), self.pool.index
-        self._begin_with(request, shared, self.tokens_in(known))
-        wanted = [] if self._num_windowed else self._findable(request)[known:]
+        self._begin_with(request, shared)
+        wanted: list[bytes] = []
+        if not self._num_windowed:
+            wanted = self._findable(request)[known:]
+        elif index.has_tier:
+            self._begin_further(request, num_tokens)
+            known = len(request.pages)
         index.wants(wanted)  # growing makes other pages leave
         self.grow(request, num_tokens)
         if wanted:
@@ -206,19 +192,57 @@ class PageManager:
                 self.num_found += request.num_cached
         return True
 
-    def _begin_with(self, request: Request, shared: list[int], num_computed: int) -> None:
+    def _begin_with(self, request: Request, shared: list[int]) -> None:
         self.pool.share(shared)
-        request.pages, request.num_computed = [*shared], num_computed
+        request.pages, request.num_computed = [*shared], self.tokens_in(len(shared))
         request.num_reached = len(shared) // self._num_groups
         self._num_given += len(shared)
 
+    def _begin_further(self, request: Request, num_tokens: int) -> None:
+        """Have a request that owns what was found begin with more, of which the tier has a part.
+
+        Of groups with a window the end alone is wanted, so it is all that is missing or nothing. It
+        is nothing where too few pages are free, or where computing takes less time.
+        """
+        index, held, keys = self.pool.index, request.pages, self._findable(request)
+        first, count = self.groups.beginning(keys, self.page_size, index.holds)
+        if count * self._num_groups <= len(held):
+            return
+        begin, missing = [TRASH_PAGE] * (count * self._num_groups), dict[int, bytes]()
+        for place, key in self.groups.places(keys, first, count):
+            page = index.page(key)
+            if page is None:
+                missing[place] = key
+            else:
+                begin[place] = page
+        if self.lacking(begin, num_tokens) + len(missing) > 0:
+            return
+        wanted = [*missing.values()]
+        index.wants(wanted)  # other pages leave for these
+        self._begin_with(request, begin)
+        self._put_pages(request, [*missing])
+        brought = [request.pages[place] for place in missing]
+        if index.bring(wanted, brought, len(begin) - len(held) - len(wanted)) < len(wanted):
+            self.release(request)
+            self._begin_with(request, held)
+        self.pool.release(held)
+        self._num_given -= len(held)
+
+    def _put_pages(self, request: Request, places: list[int]) -> None:
+        """Have pages of its own take the trash page's places in the list of a request."""
+        self.pool.release([TRASH_PAGE] * len(places))
+        for place, page in zip(places, self.pool.allocate(len(places)), strict=True):
+            request.pages[place] = page
+
     def fetch(self, request: Request) -> Future[None] | None:
         """Begin to bring what `request` begins with and only a slow tier has; see `Tier.fetch`."""
-        index = self.pool.index
-        if self._num_windowed or not index.has_tier:
+        index, groups = self.pool.index, self.groups
+        if not index.has_tier:
             return None  # without keys, which take time and memory
         keys = self._findable(request)
-        return index.fetch(keys[len(index.find(keys)) :])
+        first, count = groups.beginning(keys, self.page_size, index.holds_slowly)
+        wanted = [key for _, key in groups.places(keys, first, count) if not index.knows(key)]
+        return index.fetch(wanted, count * self._num_groups - len(self.find(request)) - len(wanted))
 
     def close(self) -> None:
         """End what the tier does beside the engine."""
@@ -310,7 +334,8 @@ class PageManager:
             None, and no change, if too few pages are free.
         """
         shared = self.full_pages(source, num_tokens)
-        self._begin_with(request, shared, num_tokens)
+        self._begin_with(request, shared)
+        request.num_computed = num_tokens
         if not self.grow(request, num_wanted):
             self.release(request)
             request.num_computed = 0

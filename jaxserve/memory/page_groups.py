@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+from jaxserve.memory.page_keys import group_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,51 @@ class PageGroups:
         """
         next_token = num_tokens // page_size * page_size
         return max(0, next_token + 1 - self.window) // page_size
+
+    def beginning(
+        self, keys: Sequence[bytes], page_size: int, is_known: Callable[[bytes], bool]
+    ) -> tuple[int, int]:
+        """The longest beginning of which all groups have what the next token sees.
+
+        Args:
+            keys: of full pages, one behind the other.
+            page_size: tokens a page.
+            is_known: whether there is a page with the key of a group.
+
+        Returns:
+            (first, count): page indexes from 0 to `count` are in groups without a window, those
+            from `first` to `count` in the others.
+        """
+        count = len(keys)
+        for group in range(self.num_full):
+            known = (is_known(group_key(key, group)) for key in keys[:count])
+            count = next((index for index, is_there in enumerate(known) if not is_there), count)
+        while count:
+            first = self.first_index(count * page_size, page_size)
+            missing = next(
+                (
+                    index
+                    for index in range(count - 1, first - 1, -1)
+                    if not all(is_known(group_key(keys[index], g)) for g in self.windowed)
+                ),
+                None,
+            )
+            if missing is None:
+                return first, count
+            count = missing  # the window of each place behind it has it, too
+        return 0, 0
+
+    def places(self, keys: Sequence[bytes], first: int, count: int) -> Iterator[tuple[int, bytes]]:
+        """Places in the page list of a `beginning` that hold pages, and the keys of these."""
+        for group in range(self.num_groups):
+            for index in range(first if group >= self.num_full else 0, count):
+                yield index * self.num_groups + group, group_key(keys[index], group)
+
+    def most_spared(self, num_tokens: int, page_size: int) -> float:
+        """Pages that the next token does not need of a beginning, for each page that it needs."""
+        count = max(1, num_tokens // page_size)
+        num_passed = self.num_windowed * self.first_index(count * page_size, page_size)
+        return num_passed / max(1, count * self.num_groups - num_passed)
 
     def reach(self, num_tokens: int) -> int:
         """Tokens that groups with a window have pages for when so many are computed.

@@ -37,6 +37,18 @@ class PrefixIndex:
         """The page of a key; None: it is not known."""
         return self._pages.get(key)
 
+    def knows(self, key: bytes) -> bool:
+        """Whether there is a page of a key."""
+        return key in self._pages
+
+    def holds(self, key: bytes) -> bool:
+        """Whether there is a page of a key, or the tier has what it holds."""
+        return key in self._pages or (self._tier is not None and self._tier.holds(key))
+
+    def holds_slowly(self, key: bytes) -> bool:
+        """As `holds`, where a slower tier behind counts as well."""
+        return key in self._pages or (self._tier is not None and self._tier.holds_slowly(key))
+
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """The pages of the first keys, as far as all of them are known."""
         found: list[int] = []
@@ -71,15 +83,18 @@ class PrefixIndex:
     def has_tier(self) -> bool:
         return self._tier is not None
 
-    def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:
+    def fetch(self, keys: Sequence[bytes], num_spared: int = 0) -> Future[None] | None:
         """See `Tier.fetch`."""
-        return None if self._tier is None else self._tier.fetch(keys)
+        return None if self._tier is None else self._tier.fetch(keys, num_spared)
 
-    def bring(self, keys: Sequence[bytes], pages: Sequence[int]) -> int:
-        """Have pages hold what keys name, as far as the tier gives it; how many do."""
+    def bring(self, keys: Sequence[bytes], pages: Sequence[int], num_spared: int = 0) -> int:
+        """Have pages hold what keys name, as far as the tier gives it; how many do.
+
+        `num_spared`: see `Tier.find`.
+        """
         if self._tier is None:
             return 0
-        host_pages = self._tier.find(keys[: len(pages)])
+        host_pages = self._tier.find(keys[: len(pages)], num_spared)
         for key, page, host_page in zip(keys, pages, host_pages):
             self.moves.append(Move(page, host_page, leaves=False))
             self.put(key, page)

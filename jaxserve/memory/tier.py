@@ -41,16 +41,26 @@ class Tier(Protocol):
     def wants(self, keys: Sequence[bytes]) -> None:
         """What keys name is looked for next, so it is given away last."""
 
-    def find(self, keys: Sequence[bytes]) -> list[int]:
+    def holds(self, key: bytes) -> bool:
+        """Whether `find` would find what a key names."""
+
+    def holds_slowly(self, key: bytes) -> bool:
+        """Whether it would, perhaps after a `fetch`."""
+
+    def find(self, keys: Sequence[bytes], num_spared: int = 0) -> list[int]:
         """The host pages that hold what the first of the keys name; they are moved back.
 
         None of them where computing their tokens again takes less time.
+
+        Args:
+            keys: of pages.
+            num_spared: pages beside these that need not be computed either.
         """
 
-    def fetch(self, keys: Sequence[bytes]) -> Future[None] | None:
+    def fetch(self, keys: Sequence[bytes], num_spared: int = 0) -> Future[None] | None:
         """Begin to bring what a slower tier alone has of the first keys to where `find` finds it.
 
-        None: nothing is worth waiting for.
+        None: nothing is worth waiting for. The arguments are those of `find`.
         """
 
     def forget_all(self) -> None:

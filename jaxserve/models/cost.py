@@ -57,7 +57,8 @@ def flops_of(config: ModelConfig, rows: Iterable[Row], num_sampled: int) -> int:
     products += num_sampled * config.vocab_size * config.hidden_size
     # a query and a key are multiplied once, and so are the score and the value
     scores = 2 * config.num_heads * config.head_dim
-    for window, layers in Counter(config.windows).items():
+    windows = Counter(config.layer_window(layer) for layer in range(config.num_layers))
+    for window, layers in windows.items():
         products += layers * scores * sum(seen(row, window) for row in rows)
     return 2 * products
 

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxserve.models.quant_array import QuantArray
+from jaxserve.parallel.placement import placed
 
 STD = 0.02
 # The sum of four bytes less its mean 4 * 127.5 has a variance of 4 * (256^2 - 1) / 12.
@@ -65,7 +66,7 @@ def dummy_quantized(seed: int, place: Sequence[Any], wanted: QuantArray) -> Quan
 
 def constant(value: Any, like: Any) -> jax.Array:
     """An array that is one number everywhere, given its abstract form."""
-    return jax.device_put(np.full(like.shape, value, like.dtype), like.sharding)
+    return placed(np.full(like.shape, value, like.dtype), like.sharding)
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype", "sharding", "nibbles"))

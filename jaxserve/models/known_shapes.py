@@ -50,6 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-2-7b": _shape(32, 4096, 11008, 32, 32, 32000, 4096),
     "llama-3-8b": _shape(32, 4096, 14336, 32, 8, 128256, 8192) | {"rope_theta": 500000.0},
     "llama-3-70b": _shape(80, 8192, 28672, 64, 8, 128256, 8192) | {"rope_theta": 500000.0},
+    "llama-3-405b": _shape(126, 16384, 53248, 128, 8, 128256, 131072) | {"rope_theta": 500000.0},
     "mixtral-8x7b": _shape(32, 4096, 14336, 32, 8, 32000, 32768)
     | {
         "architectures": ["MixtralForCausalLM"],
@@ -92,6 +93,8 @@ HUB_IDS = {
     "meta-llama/Meta-Llama-3-8B-Instruct": "llama-3-8b",
     "meta-llama/Meta-Llama-3-70B": "llama-3-70b",
     "meta-llama/Meta-Llama-3-70B-Instruct": "llama-3-70b",
+    "meta-llama/Llama-3.1-405B": "llama-3-405b",
+    "meta-llama/Llama-3.1-405B-Instruct": "llama-3-405b",
     "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
     "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
     "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",

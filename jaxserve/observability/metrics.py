@@ -214,8 +214,8 @@ class Metrics:
         """Requests were not let in; `limit` is the setting that kept them out."""
         self._refused.labels(*self._names.values, limit).inc(count)
 
-    def record_sleep(self, level: int) -> None:
-        """The engine sleeps at this level; 0: it is awake."""
+    def record_sleep(self, level: int | None) -> None:
+        """The engine sleeps at this level; 0: it is awake; None: it lacks its pages alone."""
         for number, state in enumerate(("awake", "weights_offloaded", "discard_all")):
             self._sleep_state.labels(*self._names.values, state).set(number == level)
 

@@ -25,8 +25,7 @@ class UnitedMetrics:
 
     def __init__(self, engines: Callable[[], Sequence[Metrics]]):
         self._engines = engines
-        self.registry = CollectorRegistry()
-        self.registry.register(_Families(engines))
+        self.registry = united_registry(engines)
 
     @property
     def stats(self) -> EngineStats:
@@ -47,8 +46,17 @@ class UnitedMetrics:
         self._engines()[0].record_refused(limit, count)
 
 
+def united_registry(
+    engines: Callable[[], Sequence[Metrics | UnitedMetrics]],
+) -> CollectorRegistry:
+    """The samples of all, the families of each name together."""
+    registry = CollectorRegistry()
+    registry.register(_Families(engines))
+    return registry
+
+
 class _Families(Collector):
-    def __init__(self, engines: Callable[[], Sequence[Metrics]]):
+    def __init__(self, engines: Callable[[], Sequence[Metrics | UnitedMetrics]]):
         self._engines = engines
 
     def collect(self) -> Iterator[Metric]:

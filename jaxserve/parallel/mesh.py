@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
+
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jaxserve.errors import ValidationError
 
@@ -12,17 +15,39 @@ AXIS_NAMES = ("data", "model")
 DIVIDED_FROM = 2
 
 
+def devices() -> list[jax.Device]:
+    """`jax.devices()`.
+
+    Raises:
+        ValidationError: this process was forked from one that had asked for them. It has not the
+            threads of the other's devices, so a program would wait for ever.
+    """
+    if _first_process() != os.getpid():
+        allowed = (
+            "'spawn' or 'forkserver' where the parent process has used a device: nothing computes "
+            "in a forked child. multiprocessing.set_start_method('spawn') sets it"
+        )
+        raise ValidationError("start method of this process", "fork", allowed)
+    return jax.devices()
+
+
+@functools.cache
+def _first_process() -> int:
+    """The process that was the first to ask, which its forks inherit."""
+    return os.getpid()
+
+
 def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
     """Returns a mesh of shape (1, tensor_parallel_size) with the axes "data" and "model".
 
     Args:
         tensor_parallel_size: devices that one copy of the model is spread over, the first of
-            `jax.devices()`.
+            `jax.devices()`; of several processes the first of each, in equal numbers.
 
     Raises:
-        ValidationError: there are fewer devices than `tensor_parallel_size`.
+        ValidationError: there are fewer devices than `tensor_parallel_size`, or as `devices`.
     """
-    available = jax.devices()
+    available = _in_equal_numbers(tensor_parallel_size, devices())
     if tensor_parallel_size < 1 or tensor_parallel_size > len(available):
         kind = available[0].device_kind
         hint = ""
@@ -39,6 +64,31 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
         axis_types=(AxisType.Auto, AxisType.Auto),
         devices=available[:tensor_parallel_size],
     )
+
+
+def row_spec(rows: int, mesh: Mesh) -> PartitionSpec:
+    """How so many rows of logits lie: divided among the devices, or all of them on each."""
+    return PartitionSpec("model") if rows % mesh.shape["model"] == 0 else PartitionSpec()
+
+
+def _in_equal_numbers(count: int, devices: list[jax.Device]) -> list[jax.Device]:
+    """The devices of one process; of several the first of each, by their numbers."""
+    processes = jax.process_count()
+    if processes == 1:
+        return devices
+    each = count // processes
+    chosen: list[jax.Device] = []
+    for process in range(processes):
+        own = [device for device in devices if device.process_index == process]
+        if len(own) < each:
+            raise ValidationError(
+                "tensor_parallel_size",
+                count,
+                f"at most {processes * len(own)}: process {process} of {processes} has {len(own)} "
+                f"devices ({devices[0].device_kind})",
+            )
+        chosen += own[:each]
+    return chosen
 
 
 def is_divided(devices: int) -> bool:

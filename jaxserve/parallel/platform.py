@@ -7,6 +7,8 @@ import logging
 
 import jax
 
+from jaxserve.parallel.mesh import devices
+
 logger = logging.getLogger(__name__)
 
 
@@ -16,7 +18,7 @@ class Platform:
     @property
     def device_type(self) -> str:
         """ "cuda", "rocm", "tpu" or "cpu"."""
-        device = jax.devices()[0]
+        device = devices()[0]
         if device.platform == "gpu":
             return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
         return device.platform
@@ -45,11 +47,11 @@ class Platform:
 
     def get_device_name(self, device_id: int = 0) -> str:
         """The name of the product."""
-        return jax.devices()[device_id].device_kind
+        return devices()[device_id].device_kind
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Bytes that JAX may use of a device's memory; 0 where it does not say."""
-        return int((jax.devices()[device_id].memory_stats() or {}).get("bytes_limit", 0))
+        return int((devices()[device_id].memory_stats() or {}).get("bytes_limit", 0))
 
     def device_count(self) -> int:
         return jax.local_device_count()

@@ -8,10 +8,12 @@ from typing import Any, NotRequired, TypedDict
 class TextPrompt(TypedDict):
     """A prompt as text. `multi_modal_data` is `{"image": ...}`, one image or a list, each a PIL
     image or an array uint8[H, W, 3], for the places of the model's image token, in their order.
-    `cache_salt` keeps what it computes from prompts with another salt."""
+    `mm_processor_kwargs` says how they become pixels, where the engine's setting of that name does
+    not. `cache_salt` keeps what it computes from prompts with another salt."""
 
     prompt: str
     multi_modal_data: NotRequired[dict[str, Any]]
+    mm_processor_kwargs: NotRequired[dict[str, Any] | None]
     cache_salt: NotRequired[str]
 
 
@@ -21,6 +23,7 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
+    mm_processor_kwargs: NotRequired[dict[str, Any] | None]
     cache_salt: NotRequired[str]
 
 

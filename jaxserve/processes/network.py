@@ -12,6 +12,13 @@ def get_open_port() -> int:
         return int(found.getsockname()[1])
 
 
+def free_port(host: str) -> int:
+    """The same of one address of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as found:
+        return int(found.getsockname()[1])
+
+
 def get_ip() -> str:
     """The address by which others reach this machine; 127.0.0.1 without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:

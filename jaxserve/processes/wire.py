@@ -32,6 +32,7 @@ from jaxserve.boundary.messages import (
     StepEstimate,
     StepOutput,
 )
+from jaxserve.boundary.process_messages import PROCESS_BODIES
 from jaxserve.boundary.reports import REPORTS
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -123,6 +124,7 @@ BODIES = (
     ),
     *(GrammarTokens, TryGrammar, SlowGrammar, Verdict),
     *FRONT_BODIES,
+    *PROCESS_BODIES,
 )
 
 
@@ -217,6 +219,15 @@ class Channel:
                     raise EOFError("the other side has gone")
             except BlockingIOError:
                 return
+
+    def has_ended(self) -> bool:
+        """Whether the other side has gone, and all that it sent was received; waits for nothing."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Wakes a thread that waits for a message; the other side reads to the end."""

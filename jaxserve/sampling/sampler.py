@@ -40,6 +40,24 @@ class SamplingRows(NamedTuple):
     position: jax.Array
 
 
+# draw(logits float32[R, V], rows) -> one token a row, int32[R]
+Draw = Callable[[jax.Array, SamplingRows], jax.Array]
+
+
+class Draws(NamedTuple):
+    """How the devices of a model draw tokens.
+
+    Attributes:
+        shared: of logits that all devices have.
+        divided: of logits that nothing else reads: each device draws its part of the rows where
+            they can be divided. A row is drawn of its own logits alone, so devices exchange
+            nothing but the tokens.
+    """
+
+    shared: Draw
+    divided: Draw
+
+
 def sample(logits: jax.Array, rows: SamplingRows, threshold: Threshold = PORTABLE) -> jax.Array:
     """Samples one token a row: int32[R].
 

@@ -186,7 +186,9 @@ class Ledger:
             since = self._engines[work.engine].num_steps
             self._admitted[request_id] = one = _Admitted(work, rank, since)
             self._waiting[request_id] = None
-            self._accounts[work.client].admitted += 1
+            account = self._accounts[work.client]
+            account.admitted += 1
+            account.media_bytes += work.media_bytes
             self._bytes += work.media_bytes
             self._count_sequences(one, one.sequences)
             self._count_waiting(one, 1)
@@ -218,7 +220,9 @@ class Ledger:
         if one.waits:
             self._begin(request_id, one)
         del self._begun[request_id]
-        self._accounts[one.work.client].admitted -= 1
+        account = self._accounts[one.work.client]
+        account.admitted -= 1
+        account.media_bytes -= one.work.media_bytes
         self._bytes -= one.work.media_bytes
         self._tidy(one.work.client)
 
@@ -362,14 +366,20 @@ class Ledger:
     ) -> None:
         account, (most, most_tokens) = self._accounts.get(client) or Account(), self._most
         here, mine = self.num_entering + self.num_waiting, account.entering + account.waiting
-        if not self._has_room(client, here, mine, requests, most):
+        if not _has_room(here, mine, requests, most, self._waiting_by_client()):
             self._refuse("max_num_queued_reqs", f"{here} requests wait, {most} may", client, rank)
-        if self._waiting and not self._has_room(
-            client, self._tokens, account.tokens, tokens, most_tokens
+        if self._waiting and not _has_room(
+            self._tokens, account.tokens, tokens, most_tokens, self._waiting_by_client()
         ):
             text = f"{self._tokens} prompt tokens wait, {most_tokens} may"
             self._refuse("max_num_queued_tokens", text, client, rank)
-        if self._bytes and media_bytes and self._bytes + media_bytes > self._most_bytes:
+        holding = (one.media_bytes for one in self._accounts.values())
+        mine = account.media_bytes
+        if (
+            self._bytes
+            and media_bytes
+            and not _has_room(self._bytes, mine, media_bytes, self._most_bytes, holding)
+        ):
             held = f"{self._bytes} bytes of images and embeddings"
             text = f"requests hold {held}, {self._most_bytes} may"
             self._refuse("max_media_bytes", text, client, rank)
@@ -379,13 +389,8 @@ class Ledger:
                 text = f"the predicted wait is {wait:.1f} s, {self._longest:g} s is allowed"
                 self._refuse("max_queue_wait", text, client, rank)
 
-    def _has_room(self, client: str, here: int, mine: int, more: int, most: float) -> bool:
-        """Whether so many more may wait: the queue has room, or its client has not its share."""
-        if here + more <= most:
-            return True
-        clients = sum(1 for one in self._accounts.values() if one.waiting or one.entering)
-        share = most / max(1, clients if mine else clients + 1)
-        return mine + more <= max(1.0, share) and here + more <= OVERFLOW * most
+    def _waiting_by_client(self) -> Iterable[int]:
+        return (one.waiting + one.entering for one in self._accounts.values())
 
     def _refuse(self, limit: str, text: str, client: str, rank: int) -> NoReturn:
         raise QueueFullError(limit, text, self.predicted_wait(client, rank))
@@ -438,3 +443,18 @@ class Ledger:
             return
         self._accounts[one.work.client].sequences += change
         self._sequences += change
+
+
+def _has_room(here: int, mine: int, more: int, most: float, others: Iterable[int]) -> bool:
+    """Whether so many more may be let in: there is room, or their client has not its share.
+
+    Args:
+        here, mine: how many there are, and of them the client's.
+        more, most: that come, and that there is room for.
+        others: what each client has, this one too; those that have some share the room.
+    """
+    if here + more <= most:
+        return True
+    clients = sum(1 for count in others if count)
+    share = most / max(1, clients if mine else clients + 1)
+    return mine + more <= max(1.0, share) and here + more <= OVERFLOW * most

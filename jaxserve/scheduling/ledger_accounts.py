@@ -41,11 +41,20 @@ class RequestWork(NamedTuple):
 class Account:
     """What one client has in the engine or on its way there."""
 
-    __slots__ = ("admitted", "entering", "sequences", "tokens", "waiting", "waiting_by_rank")
+    __slots__ = (
+        "admitted",
+        "entering",
+        "media_bytes",
+        "sequences",
+        "tokens",
+        "waiting",
+        "waiting_by_rank",
+    )
 
     def __init__(self) -> None:
         self.entering = 0  # requests that have arrived and are not admitted yet
         self.admitted = 0  # requests that have not ended
+        self.media_bytes = 0  # of these
         self.waiting = 0  # admitted requests without a first step
         self.tokens = 0  # of the prompts of these
         self.sequences = 0  # that want a slot of an engine that is there, or have one

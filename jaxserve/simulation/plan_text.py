@@ -15,12 +15,16 @@ from jaxserve.loading.capacity import (
     weight_bytes,
 )
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.cost import Row, flops_of
+from jaxserve.models.moe import MoeConfig
+from jaxserve.models.savings import experts_unread, without_savings
 from jaxserve.simulation.planner import Candidate, Load
 from jaxserve.simulation.prices import HOURS_A_MONTH, Prices
 from jaxserve.simulation.setting import Setting
 from jaxserve.simulation.step_time import Rates
 
 SHOWN = 12  # candidates that serve
+STEPS = (1, 16, 256)  # tokens of steps whose weights are shown
 NOT_COUNTED = (
     "adapters and drafts are not served yet: neither is counted",
     "latency is without HTTP and network; every output has its full length",
@@ -77,6 +81,51 @@ def kv_lines(setting: Setting) -> list[str]:
         f"{model.head_dim} numbers as {kept} = {setting.token_bytes:,} bytes over all devices"
         + (", with scales" if cache == "int8" else "")
     ]
+
+
+def savings_of(setting: Setting, load: Load) -> dict[str, int]:
+    """What a request computes and holds, and what it would with all experts and full attention."""
+    # the last token passes through nothing
+    rows = [Row(0, load.input_len), Row(load.input_len, load.output_len - 1)]
+    length, page = load.input_len + load.output_len, setting.config.cache.page_size
+    pages = setting.groups.most_held(length, page)
+    dense = without_savings(setting.model)
+    return {
+        "flops": flops_of(setting.model, rows, load.output_len),
+        "dense_flops": flops_of(dense, rows, load.output_len),
+        "pages": pages,
+        "kv_bytes": pages * setting.page_bytes * setting.devices,
+        "dense_kv_bytes": -(-length // page) * page * setting.token_bytes,
+    }
+
+
+def saving_lines(setting: Setting, load: Load) -> list[str]:
+    """What sparse experts and windows save; none where the model has neither."""
+    model, found = setting.model, savings_of(setting, load)
+    if found["flops"] == found["dense_flops"]:
+        return []
+    lines = [
+        f"A request computes {found['flops'] / 1e9:,.0f} of the {found['dense_flops'] / 1e9:,.0f} "
+        "GFLOP that it would with all experts and full attention"
+    ]
+    if isinstance(model, MoeConfig):
+        held = weight_bytes(model, setting.config.model.dtype, setting.quantization)
+        weights, numbers = held.read, numbers_of(model)
+        experts = held.linear * numbers.experts / numbers.linear
+        read = ", ".join(
+            f"{gb(weights - experts * experts_unread(model, tokens))} by {tokens}"
+            for tokens in STEPS
+        )
+        lines.append(
+            f"A token goes to {model.experts_per_token} of {model.num_experts} experts: of "
+            f"{gb(weights)} of weights a step reads {read} tokens, if they are routed evenly"
+        )
+    if setting.groups.num_windowed:
+        lines.append(
+            f"Of its keys and values it holds {found['pages']:,} pages at most, "
+            f"{gb(found['kv_bytes'])}; with all tokens kept {gb(found['dense_kv_bytes'])}"
+        )
+    return lines
 
 
 def table(found: Sequence[Candidate], load: Load, currency: str) -> list[str]:
@@ -145,7 +194,7 @@ def text_of(
     if settings:
         model, dtype = settings[0].model, settings[0].config.model.dtype
         lines += [*weight_lines(model, dtype), "", *rule_lines(model, dtype, quantizations), ""]
-        lines += [*kv_lines(settings[0]), ""]
+        lines += [*kv_lines(settings[0]), *saving_lines(settings[0], load), ""]
     if good:
         lines += [*table(good[:SHOWN], load, prices.currency), ""]
         if len(good) > SHOWN:
@@ -199,6 +248,7 @@ def json_of(
                 form or dtype: weight_bytes(model, dtype, form).total for form in quantizations
             },
             "all_in_8_bits_bytes": numbers.total,
+            "a_request": savings_of(settings[0], load),
         }
     return written
 

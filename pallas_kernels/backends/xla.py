@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from pallas_kernels.backends.record import ANYWHERE, Backend, Implementation
+from pallas_kernels.coverage import AttentionShape
+
+
+def any_rows(shape: AttentionShape) -> int:
+    """It takes heads of any number of rows, and wants one."""
+    return 1
+
 
 BACKEND = Backend(
     "xla",
     (
         Implementation("decode", "paged_attention.xla.decode", runs=ANYWHERE),
         Implementation("decode_and_write", "paged_attention.xla.decode"),
-        Implementation("prefill", "paged_attention.xla.prefill", runs=ANYWHERE, sees_ahead=True),
+        Implementation(
+            "prefill",
+            "paged_attention.xla.prefill",
+            runs=ANYWHERE,
+            head_rows=any_rows,
+            sees_ahead=True,
+        ),
         Implementation("write_kv", "write_kv.xla", runs=ANYWHERE),
         Implementation("threshold", "kept_threshold.xla", runs=ANYWHERE),
         Implementation("matmul", "quantized_matmul.xla", runs=ANYWHERE),

@@ -51,8 +51,8 @@ LANES = 32 * WARPS  # a lane is a thread: what a lane has put on the list, it al
 GROUP = 8  # loads of a lane that are under way together
 PIECES = 8  # of a row that is divided
 COUNTS = 3
-HALF = 7  # pivots for each of the two bounds
-PIVOTS = 2 * HALF
+PIVOTS = 14  # half of them for each of the two bounds
+PLACES = 16  # of an array of the pivots: a power of two
 LISTED = 8 * LANES  # tokens that may be left when counting ends early
 ONE_BITS = 0x3F800000  # float32 1.0
 EXPONENT = 23  # bits below the exponent
@@ -92,14 +92,29 @@ class Span(NamedTuple):
         return self._replace(high=jnp.where(condition, self.low + 1, self.high))
 
     def moved(self, tried: Span, is_low: jax.Array, is_high: jax.Array) -> Span:
-        """With the pivot `tried` (both of its ends) as the low or as the high end."""
-        is_low &= tried.low >= self.low
-        is_high &= (tried.high > self.low) & (tried.high < self.high)
-        low = [jnp.where(is_low, new, old) for new, old in zip(tried[::2], self[::2], strict=True)]
-        high = [
-            jnp.where(is_high, new, old) for new, old in zip(tried[1::2], self[1::2], strict=True)
-        ]
-        return Span(*(end for pair in zip(low, high, strict=True) for end in pair))
+        """With the highest of the pivots `tried` (both ends of each, [PLACES]) that may be the low
+        end as that, and the lowest that may be the high end."""
+        place = jnp.arange(PLACES)
+        is_low &= (place < PIVOTS) & (tried.low >= self.low)
+        low = jnp.where(is_low, tried.low, self.low).max()
+        is_high &= (place < PIVOTS) & (tried.high > low) & (tried.high < self.high)
+        high = jnp.where(is_high, tried.high, self.high).min()
+
+        def known(at: jax.Array, number: jax.Array, old: jax.Array) -> jax.Array:
+            """What the first of some pivots is known by, or what was known."""
+            first = jnp.where(at, place, PLACES).min()
+            found = jnp.where(place == first, number, jnp.zeros_like(number)).sum()
+            return jnp.where(first < PLACES, found, old)
+
+        at_low, at_high = is_low & (tried.low == low), is_high & (tried.high == high)
+        return Span(
+            low,
+            high,
+            known(at_low, tried.low_count, self.low_count),
+            known(at_high, tried.high_count, self.high_count),
+            known(at_low, tried.low_mass, self.low_mass),
+            known(at_high, tried.high_mass, self.high_mass),
+        )
 
 
 def _float(bits: jax.Array) -> jax.Array:
@@ -137,21 +152,31 @@ def _across(total: Sum) -> Sum:
     return upper.sum(), ((high - upper) + low).sum()
 
 
-def _pivots(floor: Span, border: Span, is_first: jax.Array | bool) -> list[jax.Array]:
-    """Bits of the bounds to try: with every second power of two, the row's least bound."""
+def _pivots(floor: Span, border: Span, is_first: jax.Array | bool, index: Any) -> jax.Array:
+    """Bits of the bounds to try, by their indices: with every second power of two, the row's least
+    bound. Even ones are the floor's, odd ones the border's."""
+    is_even, number = index & 1 == 0, (index >> 1) + 1
     alone = (~(floor.is_open & border.is_open)).astype(jnp.int32)
-    pivots = list[jax.Array]()
-    for n in range(HALF):
-        for first, second, back in ((floor, border, 1), (border, floor, 0)):
-            low = jnp.where(first.is_open, first.low, second.low)
-            width = jnp.where(first.is_open, first.high, second.high) - low
-            # sixteenths: where one bound is found the other has the pivots of both
-            part = 2 * (n + 1) - back * alone
-            inner = low + (width >> 4) * part + (((width & 15) * part) >> 4)
-            power = len(pivots) - 1
-            start = floor.low if power < 0 else ONE_BITS - (2 * power << EXPONENT)
-            pivots.append(jnp.where(is_first, start, inner))
-    return pivots
+
+    def ends(first: Span, second: Span) -> tuple[jax.Array, jax.Array]:
+        low = jnp.where(first.is_open, first.low, second.low)
+        return low, jnp.where(first.is_open, first.high, second.high) - low
+
+    both = zip(ends(floor, border), ends(border, floor), strict=True)
+    low, width = (jnp.where(is_even, *of_both) for of_both in both)
+    # sixteenths: where one bound is found the other has the pivots of both
+    part = 2 * number - jnp.where(is_even, alone, 0)
+    inner = low + (width >> 4) * part + (((width & 15) * part) >> 4)
+    power = ONE_BITS - (index - 1) * (2 << EXPONENT)
+    return jnp.where(is_first, jnp.where(index == 0, floor.low, power), inner)
+
+
+def _side_by_side(numbers: Sequence[jax.Array]) -> jax.Array:
+    """Scalars as an array [PLACES], zeros behind them."""
+    place, array = jnp.arange(PLACES), jnp.zeros(PLACES, numbers[0].dtype)
+    for n, number in enumerate(numbers):
+        array = jnp.where(place == n, number, array)
+    return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +211,9 @@ class _Part:
         refs = [(self.weights.at[self.row, place], place < vocab) for place in places]
         return [plt.load(ref, mask=mask, other=ABSENT) for ref, mask in refs]
 
-    def measured(self, pivots: list[jax.Array]) -> list[Span]:
-        """One read: the number and the mass of the tokens that reach each pivot."""
+    def measured(self, floor: Span, border: Span, is_first: jax.Array | bool) -> Span:
+        """One read: the number and the mass of the tokens that reach each pivot, [PLACES]."""
+        pivots = [_pivots(floor, border, is_first, n) for n in range(PIVOTS)]
         bounds = [_float(pivot) for pivot in pivots]
 
         def step(index: jax.Array, sums: tuple[list[jax.Array], ...]) -> tuple[Any, ...]:
@@ -202,10 +228,11 @@ class _Part:
 
         none = [jnp.zeros(LANES, jnp.float32)] * PIVOTS
         counts, masses = lax.fori_loop(0, self.steps, step, (none, none))
-        return [
-            _tried(pivot, count.astype(jnp.int32).sum(), mass.sum())
-            for pivot, count, mass in zip(pivots, counts, masses, strict=True)
-        ]
+        return _tried(
+            _side_by_side(pivots),
+            _side_by_side([count.astype(jnp.int32).sum() for count in counts]),
+            _side_by_side([mass.sum() for mass in masses]),
+        )
 
 
 class _Search(NamedTuple):
@@ -244,36 +271,33 @@ class _Search(NamedTuple):
         """Whether so many tokens are left that one more read pays."""
         return self.floor.between + self.border.between > LISTED
 
-    def narrowed(self, tried: list[Span]) -> _Search:
-        """With what is known of some pivots."""
-        floor, border, sought = self.floor, self.border, self.floor.is_open
-        for pivot in tried:
-            enough = pivot.low_count >= self.wanted
-            same = pivot.low == floor.low
-            floor = floor.moved(pivot, same | (sought & enough), sought & ~enough)
+    def narrowed(self, tried: Span) -> _Search:
+        """With what is known of the pivots, [PLACES]."""
+        floor, sought = self.floor, self.floor.is_open
+        enough = tried.low_count >= self.wanted
+        is_low = (tried.low == floor.low) | (sought & enough)
+        floor = floor.moved(tried, is_low, sought & ~enough)
         # no more tokens than top_k reach the low end: it is a floor
         floor = floor.closed_where(floor.low_count <= self.wanted)
         least = jnp.where(floor.is_open, floor.high_mass, floor.low_mass)
         enough_for_all = self.top_p * floor.low_mass * (1.0 + self.margin)
         too_little_for_any = self.top_p * least * (1.0 - self.margin)
-        sought = border.is_open
-        for pivot in tried:
-            # nothing below the floor is kept
-            is_low = (pivot.low <= floor.low) | (pivot.low_mass >= enough_for_all)
-            is_high = pivot.high_mass < too_little_for_any
-            border = border.moved(pivot, sought & is_low, sought & is_high)
+        sought = self.border.is_open
+        # nothing below the floor is kept
+        is_low = (tried.low <= floor.low) | (tried.low_mass >= enough_for_all)
+        is_high = tried.high_mass < too_little_for_any
+        border = self.border.moved(tried, sought & is_low, sought & is_high)
         return self._replace(floor=floor, border=border)
 
     def after(self, counted: Sequence[tuple[Any, Any]], row: Any) -> _Search:
         """With what the kernels that counted have left: [R, PIVOTS, PIECES] of each piece."""
-        search, piece = self, jnp.arange(PIECES)
+        search, place, sides = self, jnp.arange(PLACES), (PLACES, PIECES)
+        pivot = lax.broadcast_in_dim(jnp.minimum(place, PIVOTS - 1), sides, [0])
+        index = (row, pivot, lax.broadcast_in_dim(jnp.arange(PIECES), sides, [1]))
         for number, found in enumerate(counted):
-            pivots = _pivots(search.floor, search.border, number == 0)
-            tried = [
-                _tried(pivot, *(plt.load(each.at[row, n, piece]).sum() for each in found))
-                for n, pivot in enumerate(pivots)
-            ]
-            moved, counts_on = search.narrowed(tried), search.counts_on
+            pivots = _pivots(search.floor, search.border, number == 0, place)
+            sums = (plt.load(each.at[index]).sum(axis=1) for each in found)
+            moved, counts_on = search.narrowed(_tried(pivots, *sums)), search.counts_on
             floor, border = (
                 Span(*(jnp.where(counts_on, *ends) for ends in zip(new, old, strict=True)))
                 for new, old in ((moved.floor, search.floor), (moved.border, search.border))
@@ -405,7 +429,7 @@ def _whole_kernel(
 
     def counted(state: tuple[jax.Array, Span, Span]) -> tuple[jax.Array, Span, Span]:
         done, floor, border = state
-        tried = part.measured(_pivots(floor, border, done == 0))
+        tried = part.measured(floor, border, done == 0)
         found = search._replace(floor=floor, border=border).narrowed(tried)
         return done + 1, found.floor, found.border
 
@@ -427,10 +451,10 @@ def _count_kernel(weights: Any, top_k: Any, top_p: Any, min_p: Any, *refs: Any) 
 
     @pl.when(search.counts_on)
     def _() -> None:
-        pivots = _pivots(search.floor, search.border, not earlier)
-        for n, tried in enumerate(part.measured(pivots)):
-            counts[part.row, n, part.piece] = tried.low_count
-            masses[part.row, n, part.piece] = tried.low_mass
+        tried, place = part.measured(search.floor, search.border, not earlier), jnp.arange(PLACES)
+        for ref, sums in ((counts, tried.low_count), (masses, tried.low_mass)):
+            piece = jnp.full_like(place, part.piece)
+            plt.store(ref.at[part.row, place, piece], sums, mask=place < PIVOTS)
 
 
 def _list_kernel(weights: Any, top_k: Any, top_p: Any, min_p: Any, *refs: Any) -> None:

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxserve.errors import ValidationError
 from server.commands.nested_config import NESTED, nested_settings
@@ -19,22 +19,34 @@ _FOLDER = Path(__file__).parent / "configs"
 SHIPPED = ("chat", "bulk", "ab")
 
 # flags whose values are JSON objects
-OBJECTS = ("--hf-overrides", "--feature-config")
+OBJECTS = ("--hf-overrides", "--feature-config", "--mm-processor-kwargs")
 
 
-def expand_config(words: Sequence[str]) -> list[str]:
-    """A command line with `--config FILE` replaced by the file's flags, before all others.
+class ConfigFile(NamedTuple):
+    """A command line that names a file of flags.
 
-    A later flag wins over an earlier one, so what is typed wins over the file. Keys are flag names
-    with dashes or underscores; true and false become `--flag` and `--no-flag`. A file that comes
-    with jaxserve is printed, with what is typed in the place of its lines.
+    Attributes:
+        rest: of the command line.
+        settings: values by the names of flags.
+        source: the file, for messages.
+    """
+
+    rest: list[str]
+    settings: dict[str, Any]
+    source: str
+
+
+def read_config(words: Sequence[str]) -> ConfigFile:
+    """What `--config FILE` of a command line says; without one there are no settings.
+
+    A file that comes with jaxserve is printed, with what is typed in the place of its lines.
 
     Raises:
         ValidationError: the file cannot be read or is no mapping of flags.
     """
     at = next((i for i, word in enumerate(words) if word.partition("=")[0] == FLAG), None)
     if at is None:
-        return list(words)
+        return ConfigFile(list(words), {}, "")
     _, joined, path = words[at].partition("=")
     if not joined and at + 1 == len(words):
         raise ValidationError(FLAG, None, "followed by a file")
@@ -47,11 +59,14 @@ def expand_config(words: Sequence[str]) -> list[str]:
     settings = _read(Path(path))
     if not isinstance(settings, dict):
         raise ValidationError(FLAG, path, "a YAML or JSON mapping of flags to values")
-    return with_settings(rest, settings, path)
+    return ConfigFile(rest, settings, path)
 
 
 def with_settings(rest: Sequence[str], settings: Mapping[str, Any], source: str) -> list[str]:
-    """A command line with flags of a mapping, before all others; see `expand_config`.
+    """A command line with flags of a mapping, before all others.
+
+    A later flag wins over an earlier one, so what is typed wins over a file. Keys are flag names
+    with dashes or underscores; true and false become `--flag` and `--no-flag`.
 
     Args:
         rest: the command line without them.
@@ -63,11 +78,12 @@ def with_settings(rest: Sequence[str], settings: Mapping[str, Any], source: str)
     """
     front: list[str] = []
     back: list[str] = []
+    given = {word.partition("=")[0].replace("_", "-") for word in rest}
     for flag, values in _flags(settings, source):
         if len(values) < 2:
             # joined by = a value cannot be taken for a flag, nor the flag take a MODEL behind it
             front.append("=".join([flag, *values]))
-        elif flag not in rest:
+        elif flag not in given:
             # several values in front would swallow a MODEL that stands behind them
             back += [flag, *values]
     # the first word is the sub-command

@@ -8,7 +8,9 @@ from pathlib import Path
 from jaxserve.config.engine_config import CACHE, MODEL, PROGRAMS, SCHEDULER, SERVER, EngineConfig
 from jaxserve.config.flags import SHORT, add_flag
 from jaxserve.config.settings import settings_of
+from jaxserve.config.vllm_arguments import RENAMED, by_settings
 from jaxserve.errors import ValidationError
+from server.protocol.body_errors import renamed
 
 # Defaults of commands that run one request after the other: two programs serve any step of one
 # slot, and none is being compiled any more when the command wants to end.
@@ -24,8 +26,12 @@ SERVER_QUEUE = {
 PICTURES = "bundled-picture"  # in the place of a folder: the bundled model that reads pictures
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """`MODEL` or `--model MODEL`; the bundled model when neither is given."""
+def add_model_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """`MODEL` or `--model MODEL`; the bundled model when neither is given.
+
+    Args:
+        more: what else the flag's help says.
+    """
     parser.add_argument(
         "model_path",
         nargs="?",
@@ -34,7 +40,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         "model on the hub (default: the small model that comes with jaxserve; "
         f"{PICTURES}: the one that comes along and reads pictures)",
     )
-    parser.add_argument("--model", metavar="MODEL", help="the same as a flag")
+    parser.add_argument("--model", metavar="MODEL", help="the same as a flag" + more)
     # that of a --config file
     parser.add_argument("--default-model", metavar="MODEL", help=argparse.SUPPRESS)
 
@@ -50,6 +56,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     for name, item in settings_of(EngineConfig).items():
         if item.flag:
             add_flag(groups[item.reader], EngineConfig, name, short=SHORT.get(name))
+    for alias, name in RENAMED.items():
+        reader = settings_of(EngineConfig)[name].reader
+        add_flag(groups[reader], EngineConfig, name, alias=alias)
 
 
 def engine_config(args: argparse.Namespace, path: str | None = None) -> EngineConfig:
@@ -63,7 +72,9 @@ def engine_config(args: argparse.Namespace, path: str | None = None) -> EngineCo
         ValidationError: a value that is not allowed, or a model that is neither folder nor id.
     """
     path = path or model_path(args)
-    given = {k: v for k, v in vars(args).items() if k in settings_of(EngineConfig)}
+    known = settings_of(EngineConfig).keys() | RENAMED.keys()
+    with renamed(lambda name: "--" + name.replace("_", "-")):
+        given = by_settings({k: v for k, v in vars(args).items() if k in known})
     given["model"] = path
     served = tuple(given.get("served_model_name") or ())
     asked = args.model_path or args.model or args.default_model

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import socket
+import sys
 from typing import Any, NamedTuple
 
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.flags import integer, number
 from jaxserve.config.settings import Integer
 from jaxserve.errors import ValidationError
+from jaxserve.isolation.models import ModelPart, parts_of
 from jaxserve.isolation.places import places
 from jaxserve.liveness.silence import AUTO, HUNG_FACTOR, HUNG_S
 from jaxserve.processes.launch import EarlyProcess
@@ -35,7 +37,7 @@ MOST_FRONTS = 64  # each takes 90 MB
 def register(subparsers: Any) -> None:
     """Add the command to the parser."""
     parser = subparsers.add_parser("serve", help="serve a model over HTTP (OpenAI's API)")
-    add_model_argument(parser)
+    add_model_argument(parser, "; given several times, so many models behind one address")
     group = parser.add_argument_group("server")
     add = group.add_argument
     add(
@@ -71,7 +73,7 @@ def register(subparsers: Any) -> None:
     add_edge_flags(parser)
     add_engine_flags(parser)
     add_vllm_flags(parser)
-    parser.set_defaults(func=run, loads_model=True, **SERVER_QUEUE)
+    parser.set_defaults(func=run, loads_model=True, others=(), **SERVER_QUEUE)
 
 
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -190,14 +192,47 @@ def _check_fronts(args: argparse.Namespace) -> None:
         raise ValidationError("--api-server-count", count, where)
 
 
+def _parts_of_models(args: argparse.Namespace) -> list[ModelPart]:
+    """What each of several models has of the machine.
+
+    Raises:
+        ValidationError: a flag that a server of one model alone can have, or shares that do not
+            fit.
+    """
+    count = f"{1 + len(args.others)} models"
+    for flag, value, allowed in (
+        ("--api-server-count", args.api_server_count, 1),
+        ("--isolate-engine", args.isolate_engine, True),
+        ("--record-trace", args.record_trace, None),
+    ):
+        if value != allowed:
+            raise ValidationError(flag, value, f"{allowed} in a server of {count}")
+    every = [args, *args.others]
+    for one in args.others:
+        check_vllm_flags(one)
+    return parts_of([*map(engine_config, every)], [one.stated_share for one in every])
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
     _check_fronts(args)
     config, told, isolation = asked_for(args)
+    place, others = places(config)[0], []
+    if args.others:
+        first, *more = _parts_of_models(args)
+        names = ", ".join(one.config.model_names[0] for one in (first, *more))
+        first_name = first.config.model_names[0]
+        text = f"jaxserve: models {names}; a request that names none is {first_name}'s"
+        print(text, file=sys.stderr)
+        config, place = first.config, first.place
+        others = [(part, parsers(one)) for part, one in zip(more, args.others)]
     if args.num_workers is not None:
         Integer(1).checked("--num-workers", args.num_workers)
     if not 0 <= args.shutdown_timeout < math.inf:
         raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
+    if config.num_processes > 1 and not args.isolate_engine:
+        where = "1 with --no-isolate-engine: one that is lost would leave a step without end"
+        raise ValidationError("--num-processes", config.num_processes, where)
     unlogged_paths(args)
     check_socket_flags(args)
     if not 0 <= args.port <= 65535:
@@ -205,11 +240,16 @@ def run(args: argparse.Namespace) -> int:
     # most of a start are imports, which both processes do at once
     early = None
     if args.isolate_engine:
-        early = EarlyProcess(isolation.module, places(config)[0])
+        early = EarlyProcess(isolation.module, place)
     try:
+        if config.process_id:
+            from jaxserve.isolation.following import follow
+
+            return follow(config, isolation, early)
         from server.server_process import serve
 
-        return serve(config, args, told, isolation if args.isolate_engine else None, early)
+        own = isolation if args.isolate_engine else None
+        return serve(config, args, told, own, early, place, others)
     finally:
         if early is not None:
             early.close()

@@ -38,8 +38,8 @@ _SWITCHES = {
     ),
     "--enable-control-routes": (
         "has_control_routes",
-        "let clients empty the prefix cache and have the engine sleep: POST /reset_prefix_cache, "
-        "/sleep, /wake_up",
+        "let clients empty caches and have the engine sleep: POST /reset_prefix_cache, "
+        "/reset_mm_cache, /sleep, /wake_up",
     ),
     "--trust-request-chat-template": (
         "trusts_templates",

@@ -13,6 +13,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.settings import settings_of
 from jaxserve.config.vllm_arguments import (
     ARGUMENTS,
+    RENAMED,
     add_vllm_flag,
     own_settings,
     read_arguments,
@@ -41,12 +42,14 @@ def check_vllm_flags(args: argparse.Namespace) -> None:
     Raises:
         ValidationError: names the first flag that asks for what jaxserve does not do.
     """
-    own = settings_of(EngineConfig)
+    own = settings_of(EngineConfig).keys() | RENAMED.keys()
     given = {
         dest.removeprefix("vllm:"): value
         for dest, value in vars(args).items()
         if value is not None and (dest.startswith("vllm:") or dest in own)
     }
+    if given.get("process_id") or given.get("node_rank"):
+        given.pop("headless", None)  # another process than 0 has no HTTP
     with renamed(lambda name: "--" + name.replace("_", "-")):
         said = own_settings(given, _ALL)
     vars(args).update(said)

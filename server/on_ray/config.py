@@ -20,6 +20,7 @@ OF_RAY = (
     *("config", "host", "port", "uds", "shutdown_timeout", "record_trace", "num_workers"),
     "api_server_count",
 )
+OF_SEVERAL = ("num_processes", "nnodes")
 OF_MODEL = (
     "model",
     "default_model",
@@ -98,7 +99,7 @@ class LLMConfig:
     def _check_deployment(self) -> None:
         bundles = self.deployment_config.get("placement_group_bundles")
         if bundles is not None and not (isinstance(bundles, (list, tuple)) and len(bundles) < 2):
-            allowed = "a list of one bundle: an engine of several processes is not served yet"
+            allowed = "a list of one bundle: Ray starts no engine of several processes yet"
             raise ValidationError("deployment_config.placement_group_bundles", bundles, allowed)
         field = "deployment_config.ray_actor_options"
         actor = self.deployment_config.get("ray_actor_options", {})
@@ -119,6 +120,9 @@ class LLMConfig:
             plain = name.replace("-", "_")
             if plain in OF_RAY or plain.startswith("ssl_"):
                 raise ValidationError(field, HIDDEN, "left out: Ray's own configuration has it")
+            if plain in OF_SEVERAL:
+                allowed = "left out: Ray starts no engine of several processes yet"
+                raise ValidationError(field, HIDDEN, allowed)
             if plain in OF_MODEL:
                 raise ValidationError(field, HIDDEN, "left out: model_loading_config has it")
             flag = "--" + plain.partition(".")[0].replace("_", "-")

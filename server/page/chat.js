@@ -139,6 +139,7 @@ export class Chat {
 
   send(text = $("prompt").value) {
     if (this.running || !this.facts || this.pictures.reading || !(text.trim() || this.pictures.urls.length)) return;
+    if (!this.pictures.hasRoom()) return; // the conversation may be another than when they were dropped
     const { current } = this.store;
     if (!this.readFields()) return;
     current.title ||= text.trim().slice(0, 60) || "An image";

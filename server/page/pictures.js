@@ -71,10 +71,18 @@ export class Pictures {
     } catch {
       return this.tell(`${file.name}: no image that this browser can read.`);
     }
-    if (this.urls.length + this.held() >= this.most) return this.tell(`At most ${this.most} images go along with a conversation.`);
+    if (!this.hasRoom(1)) return;
     this.urls.push(url);
     this.show();
     announce("Image added");
+  }
+
+  /** Whether what waits, and so many more, fit into the conversation that is shown now; if not, the user is told. */
+  hasRoom(more = 0) {
+    const waiting = this.urls.length + more;
+    if (!waiting || waiting + this.held() <= this.most) return true;
+    this.tell(`At most ${this.most} images go along with a conversation.`);
+    return false;
   }
 
   /** What waits, which waits no more. */

@@ -109,6 +109,7 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
     return_prompt_text: bool | None = None
     prompt_cache_key: SessionName | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
     @property
     def session(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -9,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import jaxserve
+from jaxserve.observability.united_metrics import united_registry
 from server.service import Service
 
 
@@ -16,11 +19,16 @@ async def health(request: Request) -> Response:
     """200 when the model is loaded and warmed up, also while it is paused or sleeps; else 503.
 
     503 while no engine serves, while the engine is silent though it has work, or the server ends.
-    Of several engines the body says what each does.
+    Of several engines, and of several models, the body says what each does. Of several models the
+    first counts that does not serve, and one that is paused only if all others serve.
     """
     service = Service.of(request)
-    why, states = service.unready(), service.engine.states
-    engines = {"engines": states} if states else {}
+    reasons = {one.model_names[0]: one.unready() for one in service.models}
+    found = sorted(filter(None, reasons.values()), key=lambda one: one[0] == "paused")
+    why, states = found[0] if found else None, service.engine.states
+    engines: dict[str, Any] = {"engines": states} if states else {}
+    if len(reasons) > 1:
+        engines = {"models": {name: one[0] if one else "ok" for name, one in reasons.items()}}
     if why is None:
         return JSONResponse({"status": "ok", **engines})
     status, error = why
@@ -39,7 +47,9 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format."""
-    text = await run_in_threadpool(generate_latest, Service.of(request).engine.metrics.registry)
+    told = [one.engine.metrics for one in Service.of(request).models]
+    registry = told[0].registry if len(told) == 1 else united_registry(lambda: told)
+    text = await run_in_threadpool(generate_latest, registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -34,8 +34,7 @@ _KINDS: dict[str, tuple[Any, Any]] = {
 async def invoke(request: Request) -> Response:
     """A chat where the body has `messages`, a completion for `prompt`, vectors for `input`, scores
     for `query`, `queries`, `data_1` or `text_1`; labels where the model classifies."""
-    service = Service.of(request)
-    return await answer_as(request, lambda given: _kind(service, given))
+    return await answer_as(request, _kind)
 
 
 def _kind(service: Service, given: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +12,7 @@ from starlette.routing import Route
 
 from server.answer_parts import Kind, PartBegin, PartGrowth, Step
 from server.answers import check_complete
-from server.endpoint import answer
+from server.endpoint import answer, given_body
 from server.engine_route import EngineRoute
 from server.errors import ApiError
 from server.parts_answer import PartsAnswer, count_prompt
@@ -130,9 +131,8 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of a message would have."""
-    service = Service.of(request)
-    service.require_ready()
-    async with service.bodies.reading(request, CountTokensRequest) as body:
+    async with given_body(request) as (service, given):
+        body = await service.bodies.made(request, partial(CountTokensRequest.model_validate, given))
         body.check()
         chat = _chat(service, body)
         count = await count_prompt(service, chat, request, api_field)

@@ -11,22 +11,25 @@ from server.service import Service
 
 
 async def list_models(request: Request) -> Response:
-    """All names that the server answers to."""
-    service = Service.of(request)
-    service.require_ready()
-    known = service.created, service.engine.max_model_len
+    """All names that the server answers to, of several models those of the ones that serve."""
+    serving = [one for one in Service.of(request).models if one.serves()]
+    if not serving:
+        Service.of(request).require_ready()
+    known = [
+        (name, one.created, one.engine.max_model_len) for one in serving for name in one.model_names
+    ]
     if is_anthropic(request.headers):
-        page = anthropic_page([anthropic_card(name, *known) for name in service.model_names])
-        return JSONResponse(page)
-    cards = [openai_card(name, *known) for name in service.model_names]
+        return JSONResponse(anthropic_page([anthropic_card(*one) for one in known]))
+    cards = [openai_card(*one) for one in known]
     return JSONResponse({"object": "list", "data": cards})
 
 
 async def get_model(request: Request) -> Response:
     """One of the models; names may have slashes."""
-    service = Service.of(request)
+    asked = request.path_params["name"]
+    service = Service.of(request).of_model(asked)
+    name = service.resolve_model(asked)
     service.require_ready()
-    name = service.resolve_model(request.path_params["name"])
     card = anthropic_card if is_anthropic(request.headers) else openai_card
     return JSONResponse(card(name, service.created, service.engine.max_model_len))
 

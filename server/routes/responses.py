@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from jaxserve.outputs import CompletionOutput
 from server.answer_parts import AnswerPart, Kind, PartBegin, PartEnd, PartGrowth, Step
 from server.answers import Piece
 from server.body_reader import QUICK_BYTES
-from server.endpoint import answer
+from server.endpoint import answer, given_body
 from server.engine_route import EngineRoute
 from server.errors import ApiError, as_api_error
 from server.event_stream import until_disconnect
@@ -387,9 +388,8 @@ def _messages(service: Service, earlier: bytes, items: Any) -> list[dict[str, An
 
 async def count_input_tokens(request: Request) -> Response:
     """How many tokens the prompt of a response would have."""
-    service = Service.of(request)
-    service.require_ready()
-    async with service.bodies.reading(request, InputTokensRequest) as body:
+    async with given_body(request) as (service, given):
+        body = await service.bodies.made(request, partial(InputTokensRequest.model_validate, given))
         body.check()
         earlier = _earlier(service, body.previous_response_id, request)
         chat = body.chat(_messages(service, earlier, body.input or []))

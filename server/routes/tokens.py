@@ -11,16 +11,14 @@ from starlette.routing import Route
 
 from jaxserve.client.input_processor import check_token_ids
 from jaxserve.errors import ValidationError
+from server.endpoint import given_body
 from server.protocol.chat import ChatTokenizeRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from server.service import Service
 
 
 async def tokenize(request: Request) -> Response:
     """Token ids of a text (`prompt`) or of a conversation (`messages`)."""
-    service = Service.of(request)
-    service.require_ready()
-    async with service.bodies.json(request) as given:
+    async with given_body(request) as (service, given):
         if "messages" in given and "prompt" in given:
             raise ValidationError("messages", "...", "either messages or prompt")
         body: TokenizeRequest | ChatTokenizeRequest
@@ -59,9 +57,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included."""
-    service = Service.of(request)
-    service.require_ready()
-    async with service.bodies.reading(request, DetokenizeRequest) as body:
+    async with given_body(request) as (service, given):
+        body = await service.bodies.made(request, partial(DetokenizeRequest.model_validate, given))
         body.check_extras()
         service.resolve_model(body.model)
         most = service.engine.max_model_len

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.cli import build_parser
-from server.commands.config_file import expand_config
+from server.commands.several_models import command_lines
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 UNIT = FOLDER / "jaxserve.service"
@@ -27,7 +27,7 @@ def test_the_unit_runs_a_command_that_exists(tmp_path) -> None:
     unit.read(UNIT)
     words = unit["Service"]["ExecStart"].split()
     assert Path(words[0]).name == "jaxserve" and words[1:3] == ["serve", "--config"]
-    arguments = expand_config(["serve", "--config", str(FOLDER / "serve.yaml")])
+    arguments = command_lines(["serve", "--config", str(FOLDER / "serve.yaml")])[0]
     parsed = build_parser("serve").parse_args(arguments)
     assert (parsed.host, parsed.port) == ("127.0.0.1", 8000)
     stop = float(unit["Service"]["TimeoutStopSec"])

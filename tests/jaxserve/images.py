@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,13 @@ class Oracle:
     def bound(self, pixels: int) -> None:
         """Have images of more pixels made smaller."""
         self._processor.size["longest_edge"] = pixels
+
+    def change_weights(self, changed: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Change the matrices [out, in] of the language model's layers."""
+        with torch.no_grad():
+            for one in self.model.model.language_model.layers.modules():
+                if isinstance(one, torch.nn.Linear):
+                    one.weight.copy_(torch.tensor(changed(one.weight.numpy())))
 
     def places(self, image: Image.Image) -> int:
         """Places that an image takes in a prompt."""

@@ -145,9 +145,18 @@ def test_it_sleeps_and_goes_on(serve) -> None:
             assert not await engine.wake_up(["weights"])
             assert await engine.wake_up() and not await engine.is_sleeping()
             assert await one(engine, 0) == want
+        with pytest.raises(ValidationError, match=r"engine='running'.*sleep\(0"):
+            await engine.release_kv_cache_memory()
+        await engine.sleep(level=0, mode="keep")
+        with pytest.raises(ValidationError, match=r"paused by 'keep'.*sleep\(0"):
+            await engine.release_kv_cache_memory()
         await engine.sleep(level=0)
         assert await engine.is_paused() and not await engine.is_sleeping()
-        assert await engine.wake_up(["scheduling"]) and not await engine.is_paused()
+        await engine.release_kv_cache_memory()
+        assert await engine.is_sleeping() and not await engine.wake_up(["scheduling"])
+        assert await engine.wake_up(["kv_cache"]) and not await engine.is_paused()
+        await engine.reset_mm_cache()
+        assert await one(engine, 0) == want
         for level, mode, field in ((3, "abort", "level=3"), (1, "keep", "mode='keep'")):
             with pytest.raises(ValidationError, match=field):
                 await engine.sleep(level, mode)

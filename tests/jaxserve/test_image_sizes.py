@@ -80,6 +80,20 @@ def test_messages_and_images_that_are_made_smaller(
     text = "USER: <image>\nA and B ASSISTANT: C USER: <image>\nASSISTANT:"
     tokens = llm.get_tokenizer().encode(text)
     assert output.outputs[0].token_ids == oracle.greedy(tokens, images, GREEDY.max_tokens)[0]
-    tight = make_llm(model_folder("qwen2_vl"), max_encoder_patches=15)
+    fewer = {"max_pixels": 20 * 16}
+    (output,) = llm.chat(turns, GREEDY, use_tqdm=False, mm_processor_kwargs=fewer)
+    oracle.bound(20 * 16)
+    assert output.outputs[0].token_ids == oracle.greedy(tokens, images, GREEDY.max_tokens)[0]
+    tight = make_llm(
+        model_folder("qwen2_vl"), max_encoder_patches=15, mm_processor_kwargs={"max_pixels": 8 * 16}
+    )
     with pytest.raises(ValidationError, match="max_encoder_patches"):
         tight.generate(prompt([IMAGE], [make_image(8, 200)]), GREEDY)
+    given = prompt([5, IMAGE], [images[0]])
+    for own, bound in ({}, 8), ({"max_pixels": 12 * 16}, 12):
+        oracle.bound(bound * 16)
+        (output,) = tight.generate(given | {"mm_processor_kwargs": own}, GREEDY, use_tqdm=False)
+        assert len(output.prompt_token_ids) == 1 + oracle.places(images[0])
+    for own in ({"min_pixels": 16 * 16}, {"min_pixels": 9 * 16}, {"num_crops": 4}):
+        with pytest.raises(ValidationError, match="mm_processor_kwargs"):
+            tight.generate(given | {"mm_processor_kwargs": own}, GREEDY)

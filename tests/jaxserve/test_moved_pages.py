@@ -56,7 +56,7 @@ def test_a_prompt_is_found_again_after_its_pages_were_taken(
     overlap: bool,
     kv_cache_dtype: str,
 ) -> None:
-    monkeypatch.setattr(MoveCosts, "pays", lambda self, count: True)
+    monkeypatch.setattr(MoveCosts, "pays", lambda self, *counts: True)
     folder = model_folder(CASE, num_hidden_layers=2)
     how = {"overlap": overlap, "kv_cache_dtype": kv_cache_dtype}
     first, second = (engine_of(folder, has_tier=tier, **how) for tier in (True, False))

@@ -116,6 +116,32 @@ def test_an_engine_sleeps_and_goes_on(llm: LLM, level: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_paused_engine_gives_its_pages_away(llm: LLM) -> None:
+    before = tokens(llm)
+    with pytest.raises(ValidationError, match="level=0"):
+        llm.release_kv_cache_memory()
+    llm.sleep(level=0)
+    llm.enqueue(PROMPTS, GREEDY, use_tqdm=False)
+    with pytest.raises(ValidationError, match=r"paused.*wake_up"):
+        llm.wait_for_completion()
+    with pytest.raises(ValidationError, match="unfinished"):
+        llm.release_kv_cache_memory()
+    with pytest.raises(ValidationError, match=r"mode='abort'.*keep"):
+        llm.sleep(level=0)
+    assert llm.wake_up(["scheduling"])
+    waited = llm.wait_for_completion(use_tqdm=False)
+    assert [out.outputs[0].token_ids for out in waited] == before
+    llm.sleep(level=0)
+    llm.release_kv_cache_memory()
+    assert llm.client.engine.runner.state is None and llm.params and llm.is_sleeping
+    assert not any(sleep_states(llm).values())
+    for call in (llm.sleep, llm.release_kv_cache_memory, lambda: tokens(llm)):
+        with pytest.raises(ValidationError, match="wake_up"):
+            call()
+    assert llm.wake_up(["kv_cache"]) and tokens(llm) == before
+
+
+@pytest.mark.slow
 def test_metrics_are_plain_objects(llm: LLM) -> None:
     def read() -> dict[str, Counter | Gauge | Histogram]:
         return {one.name: one for one in llm.get_metrics()}  # type: ignore[misc]
@@ -153,9 +179,13 @@ def test_pictures_a_trace_and_the_life_of_a_request(llm: LLM, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_trace_for_perfetto(llm: LLM, tmp_path) -> None:
-    llm.start_profile(tmp_path, profile_prefix="trace")
+    refused = {"profile_prefix": "/a", "delay_iterations": 1, "profiler_kwargs": {"a": 1}}
+    for name, value in refused.items():
+        with pytest.raises(ValidationError, match=name):
+            llm.start_profile(**{name: value})  # type: ignore[arg-type]
+    llm.start_profile("trace", folder=tmp_path, delay_iterations=0, max_iterations=0)
     with pytest.raises(ValidationError, match="one trace at a time"):
-        llm.start_profile(tmp_path / "other")
+        llm.start_profile()
     tokens(llm)
     file = llm.stop_profile()
     assert file.is_relative_to(tmp_path / "trace")

@@ -37,11 +37,11 @@ Make = Callable[..., Engine]
 @pytest.fixture
 def make(model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Engines of one tiny model, in which moving a page always pays; closed at the end."""
-    monkeypatch.setattr(MoveCosts, "pays", lambda self, count: True)
+    monkeypatch.setattr(MoveCosts, "pays", lambda self, *counts: True)
     made: list[Engine] = []
 
-    def engine(tier: Tier | None = None, **settings: Any) -> Engine:
-        folder = model_folder(CASE, num_hidden_layers=2)
+    def engine(tier: Tier | None = None, case: str = "", **settings: Any) -> Engine:
+        folder = model_folder(case) if case else model_folder(CASE, num_hidden_layers=2)
         config = asked_for(folder, **({"num_pages": PAGES} | settings))
         made.append(built(decided_for(config), tier=tier))
         return made[-1]
@@ -95,6 +95,35 @@ def test_tokens_are_those_without_tiers(make: Make, overlap: bool) -> None:
         num_back += tiers(forgetful).num_back
         forgetful.scheduler.check_integrity()
     assert num_back > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "num_pages"), [("gemma3", 36), ("mistral_window", 12)])
+def test_layers_with_a_window_find_the_pages_of_windows_again(
+    make: Make, tmp_path: Path, case: str, num_pages: int
+) -> None:
+    """Tokens are those without a tier, and what a restart finds in files is found by all layers."""
+    how = {"case": case, "num_pages": num_pages, "prefill_chunk": 16}
+    plain = make(**how)
+    groups = plain.scheduler.pages.groups
+    assert groups.num_windowed and groups.window < 30, "the chats are longer"
+    expected = served(plain)
+    tiered = make(**how, kv_offloading_size=GIB, kv_offloading_path=str(tmp_path / "pages"))
+    assert served(tiered) == expected
+    moved, found = tiers(tiered), tiered.stats().pages.num_found
+    assert moved.num_back > 10 and moved.num_lost == 0
+    assert found > 2 * plain.stats().pages.num_found
+    tiered.scheduler.check_integrity()
+    tiered.close()
+    again = make(**how, kv_offloading_size=GIB, kv_offloading_path=str(tmp_path / "pages"))
+    (prompt, *_), *_ = chats()
+    arrive(again, request(0, prompt, 9, temperature=0.0))
+    tokens = []
+    while again.has_work:
+        tokens += again.step().tokens
+    assert tokens == expected[0][0] and again.stats().pages.num_found == 32
+    # of four pages of tokens windows need the last two
+    assert tiers(again).num_read == 4 * groups.num_full + 2 * groups.num_windowed
 
 
 @pytest.mark.slow
@@ -216,7 +245,7 @@ from pathlib import Path
 from jaxserve.memory.host_tier import MoveCosts
 from tests.jaxserve.loading.test_engine_plan import asked_for, built, decided_for
 from tests.jaxserve.test_tiers import GIB, PAGES, served, tiers
-MoveCosts.pays = lambda self, count: True
+MoveCosts.pays = lambda self, *counts: True
 how = {"kv_offloading_size": GIB, "kv_offloading_path": sys.argv[2], "num_pages": PAGES}
 how["kv_offloading_preload"] = True
 engine = built(decided_for(asked_for(Path(sys.argv[1]), **how)))
@@ -293,14 +322,6 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=why):
         decided_for(asked_for(model_folder(CASE), **settings))
-
-
-def test_windows_that_give_pages_back_have_no_tier(model_folder: Callable[..., Path]) -> None:
-    folder = model_folder("gemma3", sliding_window=40)
-    with pytest.raises(ValidationError, match="keep_window_only"):
-        decided_for(asked_for(folder, kv_offloading_size=GIB, max_model_len=96))
-    how = {"kv_offloading_size": GIB, "keep_window_only": False, "max_model_len": 96}
-    assert decided_for(asked_for(folder, **how)).config.cache.num_host_pages > 0
 
 
 def test_a_host_with_less_memory_refuses_by_its_size(

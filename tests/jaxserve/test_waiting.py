@@ -24,7 +24,7 @@ from tests.jaxserve.boundary.test_messages import SLOTS, VOCAB, make_engine
 from tests.resolved_config import resolved_config
 
 PROMPT = [5] * 20
-BYTES = 2048  # of one request, beside its tokens and the parameters that its caller made
+BYTES = 2176  # of one request, beside its tokens and the parameters that its caller made
 
 
 class System:
@@ -48,7 +48,7 @@ class System:
         return body
 
 
-def test_a_request_that_waits_holds_two_kilobytes_beside_its_tokens() -> None:
+def test_a_request_that_waits_holds_two_kilobytes_and_an_eighth_beside_its_tokens() -> None:
     system, count = System(), 1000
     params = [SamplingParams(seed=index, detokenize=False) for index in range(count)]
     gc.freeze()  # what other tests have left is not looked through

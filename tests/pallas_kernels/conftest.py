@@ -20,7 +20,7 @@ FEW = 3  # quick cases of a test that are all quick
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own hook looks at marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every third quick case of a kernel's test stays quick where there are more than FEW.
+    """Every sixth quick case of a kernel's test stays quick where there are more than FEW.
 
     Kernels have half of all cases' time, and their releases of JAX run them three times.
     """
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
         for number, case in enumerate(cases):
-            if len(cases) > FEW and number % 3:
+            if len(cases) > FEW and number % 6:
                 case.add_marker(pytest.mark.slow)
 
 

@@ -18,6 +18,12 @@ class FakeControls:
         self.asked.append(("wake_up", tags))
         return tags is None
 
+    async def reset_mm_cache(self) -> None:
+        self.asked.append(("reset_mm_cache",))
+
+    async def release_kv_cache_memory(self) -> None:
+        self.asked.append(("release_kv_cache_memory",))
+
     async def start_profile(self, **asked: Any) -> None:
         self.asked.append(("start_profile", asked["profile_prefix"]))
 

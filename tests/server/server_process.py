@@ -84,10 +84,13 @@ def free_port() -> int:
 
 @contextmanager
 def running_server(max_queue_wait: str = "none", *more: str) -> Iterator[Server]:
-    """A healthy server with four slots and a context of CONTEXT tokens; killed at the end."""
+    """A healthy server with four slots and a context of CONTEXT tokens; killed at the end.
+
+    It has the bundled model, unless `more` names another one.
+    """
+    own = () if "--model" in more else ("--model", str(bundled_model_path()))
     with serving(
-        "--model",
-        str(bundled_model_path()),
+        *own,
         "--served-model-name",
         "tiny",
         "--max-num-seqs",

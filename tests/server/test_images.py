@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,51 @@ def chat(server: Server, messages: Any, **more: Any) -> Any:
     return ask(server, "/v1/chat/completions", messages, **asked | more)
 
 
+def bare(tokens: list[int], places: list[int]) -> list[int]:
+    """Token ids with one for each image, which takes so many places."""
+    made, left, counts = list[int](), [*tokens], iter(places)
+    while left:
+        made.append(left.pop(0))
+        if made[-1] == IMAGE:
+            del left[: next(counts) - 1]
+    return made
+
+
+def test_images_in_sizes_of_their_own(tmp_path: Path) -> None:
+    folder = make_image_model(tmp_path / "qwen", "qwen2_5_vl")
+    oracle, images = Oracle(folder), [make_image(64, 24, 1), make_image(24, 97, 2)]
+    counts = [oracle.places(image) for image in images]
+    assert counts[0] != counts[1]
+    turns = said("on", *(data_url(encoded(image)) for image in images))
+    flags = ["--model", str(folder), "--max-model-len", "160", "--max-num-seqs", "4"]
+    flags += ["--max-num-batched-tokens", "16", "--block-size", "8", "--compile-ahead", "2"]
+    with serving(*flags, "--num-pages", "21") as server:  # too few for what comes at once
+        found = ask(server, "/tokenize", turns).json()
+        assert found["tokens"].count(IMAGE) == sum(counts)
+        wanted, _ = oracle.greedy(bare(found["tokens"], counts), images, 60)
+        with ThreadPoolExecutor() as pool:
+            twice = {"n": 2, "temperature": 1, "top_k": 1}  # greedy has no n
+            asked = [pool.submit(chat, server, turns, max_tokens=60, **twice) for _ in range(2)]
+            answers = [one.result().json() for one in asked]
+        for answer in answers:
+            assert "usage" in answer, answer
+            assert answer["usage"]["prompt_tokens"] == found["count"]
+            assert [choice["token_ids"] for choice in answer["choices"]] == [wanted] * 2
+        assert server.gauge("num_preemptions") > 0
+        text = answers[0]["choices"][0]["message"]["content"]
+        streamed = chat(server, turns, stream=True, max_tokens=60)
+        lines = (line.removeprefix("data: ") for line in streamed.text.splitlines() if line)
+        chunks = [json.loads(line) for line in lines if line != "[DONE]"]
+        deltas = (one["delta"].get("content") for chunk in chunks for one in chunk["choices"])
+        assert "".join(one or "" for one in deltas) == text
+        beams = chat(server, turns, use_beam_search=True, n=2).json()["choices"]
+        likely = [
+            oracle.logprob(bare(found["tokens"], counts), images, one["token_ids"]) for one in beams
+        ]
+        assert likely == sorted(likely, reverse=True)
+        assert likely[0] >= oracle.logprob(bare(found["tokens"], counts), images, wanted[:6]) - 1e-4
+
+
 def test_a_chat_of_several_turns_is_as_transformers(server: Server, folder: Path) -> None:
     turns = said("on", data_url(encoded(ONE)))
     turns += [{"role": "assistant", "content": "it is"}]
@@ -60,12 +107,8 @@ def test_a_chat_of_several_turns_is_as_transformers(server: Server, folder: Path
     answer = chat(server, turns).json()
     (choice,), usage = answer["choices"], answer["usage"]
     assert usage["prompt_tokens"] == found["count"]
-    bare, tokens = [], [*found["tokens"]]
-    while tokens:
-        bare.append(tokens.pop(0))
-        if bare[-1] == IMAGE:
-            del tokens[: places - 1]
-    assert choice["token_ids"] == oracle.greedy(bare, [ONE, OTHER, ONE], 6)[0]
+    tokens = bare(found["tokens"], [places] * 3)
+    assert choice["token_ids"] == oracle.greedy(tokens, [ONE, OTHER, ONE], 6)[0]
     streamed = chat(server, turns, stream=True, stream_options={"include_usage": True})
     assert f'"prompt_tokens":{found["count"]}' in streamed.text.replace(" ", "")
 
@@ -103,6 +146,8 @@ BAD = {
     "animated": [data_url(GIF)],
     "thin": [data_url(bomb(1, 100_000))],
     "no image": [data_url(b"hello")],
+    "nothing": [data_url(b"")],
+    "a drawing": [data_url(b'<svg xmlns="http://www.w3.org/2000/svg"/>', "image/svg+xml")],
     "no base64": ["data:image/png;base64,***"],
     "no url": ["one.png"],
     "a host": ["https://example.com/one.png"],
@@ -147,6 +192,8 @@ def test_the_other_apis_read_images_as_chats(server: Server) -> None:
     assert (text, answer["usage"]["input_tokens"]) == wanted
     counted = ask(server, "/v1/messages/count_tokens", turns).json()
     assert counted["input_tokens"] == wanted[1]
+    refused = chat(server, said("x", url), mm_processor_kwargs={"max_pixels": 9})
+    assert refused.json()["error"]["param"] == "mm_processor_kwargs.max_pixels"
     turns[0]["content"][0]["text"] = "x" * 160  # more than the context has
     counted = ask(server, "/v1/messages/count_tokens", turns).json()
     assert counted["input_tokens"] > 160

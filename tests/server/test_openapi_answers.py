@@ -34,7 +34,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/detokenize": [{"tokens": [97]}],
 }
 # what answers with no JSON
-OTHERS = ("/metrics", "/docs", "/engine/stream", "/reset_prefix_cache", "/start_profile")
+OTHERS = ("/metrics", "/docs", "/engine/stream", "/start_profile")
+OTHERS += ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 OPTIONS = Options(
     tracks_load=True, tells_tokenizer=True, has_control_routes=True, profile_folder="/folder"
 )

@@ -172,6 +172,16 @@ def test_routes_of_sleep(engine: FakeEngine) -> None:
     assert controls.asked == [*asked, asked[-1]]
 
 
+def test_routes_of_caches(engine: FakeEngine) -> None:
+    client = client_of(engine, has_control_routes=True)
+    controls = client.app.state.service.controls = FakeControls()  # type: ignore[attr-defined]
+    assert client.post("/reset_mm_cache").status_code == 200
+    assert client.post("/reset_encoder_cache").status_code == 200
+    told = client.post("/release_kv_cache_memory")
+    assert told.json() == {"status": "kv_cache_released"}
+    assert controls.asked == [("reset_mm_cache",)] * 2 + [("release_kv_cache_memory",)]
+
+
 def test_routes_of_a_profile(engine: FakeEngine) -> None:
     absent = client_of(engine).post("/start_profile")
     assert absent.status_code == 404 and "--profiler-config" in absent.json()["error"]["message"]

@@ -223,13 +223,18 @@ def test_images_are_counted_drawn_anew_and_given_up_where_the_storage_is_full(pa
           const waits = store.waiting !== null;
           store.remove(id);
           store.current.messages = [];
-          const found = [drawn.width, drawn.src.slice(0, 15), told, busy, isKept, kept, waits];
-          return JSON.stringify(found);
+          const held = [0, 1, 2].map((count) => {
+            pictures.held = () => count;  // as in another conversation
+            return pictures.hasRoom();
+          });
+          const url = drawn.src.slice(0, 15);
+          return JSON.stringify([drawn.width, url, told, busy, isKept, kept, waits, held]);
         })"""
     )
-    width, kind, said, busy, is_kept, kept, waits = json.loads(told)
+    width, kind, said, busy, is_kept, kept, waits, held = json.loads(told)
     assert (width, kind, busy) == (1344, "data:image/jpeg", [1, 0])
-    assert len(said) == 1 and "At most 2 images" in said[0]
+    assert len(said) == 2 and "At most 2 images" in said[0] == said[1]
+    assert held == [True, True, False]
     assert kept == [{"role": "user", "content": "x", "tokens": [{}]}] and not is_kept and not waits
 
 

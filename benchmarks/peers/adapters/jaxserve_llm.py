@@ -47,8 +47,9 @@ class Jaxserve:
         feed(len(items), cell.in_flight, add, step)
         while client.has_work:  # with overlap a step is dispatched before the last one's end
             client.outputs()
-        steps = client.stats().num_steps - steps
-        figures = {"bytes_read": float(bytes_moved(items, steps, self._llm.footprint))}
+        steps, llm = client.stats().num_steps - steps, self._llm
+        read = bytes_moved(items, 1, steps, llm.model_config, llm.footprint)
+        figures = {"bytes_read": float(read)}
         held = jax.devices()[0].memory_stats() or {}
         if "peak_bytes_in_use" in held:
             figures["device_peak_mib"] = held["peak_bytes_in_use"] / 2**20

@@ -32,7 +32,7 @@ from jaxserve.execution.features.penalties import Penalties
 from jaxserve.execution.features.pooling import Pooling
 from jaxserve.execution.features.prompt_embeds import PromptEmbeds
 from jaxserve.execution.features.prompt_scores import PromptScores
-from jaxserve.execution.features.sampling import Sampling, threshold_on
+from jaxserve.execution.features.sampling import Sampling, draws_on
 
 # in the order in which they adjust logits and report: masked logits are -inf behind the mask
 _ALL: tuple[type[Feature], ...] = (
@@ -96,11 +96,11 @@ __all__ = [
     "SpecialRow",
     "TakenStep",
     "Tokens",
+    "draws_on",
     "feature_sets",
     "make_features",
     "of_region",
     "overrides",
-    "threshold_on",
 ]
 
 

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.request.request import OwnState, Request
-from jaxserve.sampling.sampler import PORTABLE, Threshold
+from jaxserve.sampling.sampler import Draws, sample
 from jaxserve.scheduling.plan import SeenTokens
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Facts(NamedTuple):
         hidden_size: E.
         max_prefill_tokens: tokens of the largest prefill region.
         model: the model's configuration; None where a program is compiled without a model.
-        threshold: the search for the sampling filters' bounds, for these devices.
+        draws: how tokens are drawn on these devices.
         deterministic: whether reports may not depend on what is computed beside a request.
         max_num_seqs: S, slots; 0 where a program is compiled without an engine.
     """
@@ -66,7 +66,7 @@ class Facts(NamedTuple):
     hidden_size: int = 0
     max_prefill_tokens: int = 0
     model: ModelConfig | None = None
-    threshold: Threshold = PORTABLE
+    draws: Draws = Draws(sample, sample)
     deterministic: bool = False
     max_num_seqs: int = 0
 
@@ -165,6 +165,8 @@ class Rows:
             by name, arrays [M, ...], see `Tokens.kept`.
         logits_of: residual stream [N, E] behind a layer -> float32 logits [N, V], by the model's
             last norm and head.
+        drawn_alone: the logits of these rows are read by nothing but the draw, and may be divided
+            among devices.
     """
 
     slot: jax.Array
@@ -175,6 +177,7 @@ class Rows:
     adjusted: jax.Array | None = None
     kept: Mapping[str, Mapping[str, jax.Array]] = field(default_factory=dict)
     logits_of: Callable[[jax.Array], jax.Array] | None = None
+    drawn_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

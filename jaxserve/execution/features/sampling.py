@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.execution.features.feature import Feature, Need, Rows
 from jaxserve.execution.layout import array, arrays
-from jaxserve.parallel.mesh import is_divided
+from jaxserve.parallel.mesh import is_divided, row_spec
 from jaxserve.params.sampling_params import seed_words
 from jaxserve.request.request import Request
-from jaxserve.sampling.sampler import SamplingRows, Threshold, sample, sample_apart
+from jaxserve.sampling.sampler import Draw, Draws, SamplingRows, sample, sample_apart
 from pallas_kernels import Backends, kept_threshold
 
 if TYPE_CHECKING:
@@ -23,15 +24,39 @@ if TYPE_CHECKING:
 PASSES = 8.0  # over the logits: maximum, weights, borders of the filters, sums, the draw
 
 
-def threshold_on(mesh: Mesh, backends: Backends) -> Threshold:
-    """kept_threshold on replicated weights: every device computes all rows, without exchange."""
+def draws_on(mesh: Mesh, backends: Backends, *, apart: bool = False) -> Draws:
+    """Draws tokens on the devices of a mesh.
+
+    Args:
+        mesh: of the model.
+        backends: which kernel finds the borders of the filters.
+        apart: draw one row after the other, see `sample_apart`.
+    """
     threshold = partial(kept_threshold, **backends.threshold_options)
+    draw: Draw = partial(sample_apart if apart else sample, threshold=threshold)
     if not is_divided(mesh.size):
-        return threshold
+        return Draws(draw, draw)
     everywhere = PartitionSpec()
-    return jax.shard_map(
-        threshold, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+
+    def own(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+        first = lax.axis_index("model") * len(logits)
+        mine = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, len(logits)), rows)
+        return lax.all_gather(draw(logits, mine), "model", tiled=True)
+
+    def on_devices(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+        spec = row_spec(len(logits), mesh)
+        work = draw if spec == everywhere else own
+        # the parameters lie on all devices, and stay there: XLA would spread all that they are of
+        run = jax.shard_map(
+            work, mesh=mesh, in_specs=(spec, everywhere), out_specs=everywhere, check_vma=False
+        )
+        drawn: jax.Array = run(logits, rows)
+        return drawn
+
+    shared: Draw = jax.shard_map(
+        draw, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
     )
+    return Draws(shared, on_devices)
 
 
 @arrays
@@ -71,7 +96,8 @@ class Sampling(Feature):
 
     def sample(self, rows: Rows, logits: jax.Array) -> jax.Array:
         row = rows.values[self.name]
-        draw = sample_apart if self.facts.deterministic else sample
+        draws = self.facts.draws
+        draw = draws.divided if rows.drawn_alone else draws.shared
         return draw(
             logits,
             SamplingRows(
@@ -82,7 +108,6 @@ class Sampling(Feature):
                 seed=jnp.stack([row.seed_high, row.seed_low], axis=1),
                 position=rows.position + 1,
             ),
-            self.facts.threshold,
         )
 
     def cost(self, shape: StepShape) -> float:

@@ -20,7 +20,7 @@ from pallas_kernels.paged_attention.xla.decode import (
     normalised,
     pad_pages,
 )
-from pallas_kernels.pages import compute_dtype, gather_pages, token_scales
+from pallas_kernels.pages import compute_dtype, gather_pages, read_page, token_scales
 
 TILE_ROWS = 64  # query rows an item; larger is faster for long prompts, slower for many short ones
 BLOCK_TOKENS = 64  # keys a step of the inner loop
@@ -29,12 +29,14 @@ BLOCK_TOKENS = 64  # keys a step of the inner loop
 @jax.jit
 def prefill(
     q: jax.Array,  # [C, H, D]
-    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D], or [..., KVH * n, D / n]
     page_table: jax.Array,  # int32[N, P]
     lanes: PrefillLanes,
     options: AttentionOptions,
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of packed chunks over pages that already hold the chunks themselves.
+
+    Of a head that is several rows only the pages that are read become whole heads.
 
     Queries and softmax weights are rounded to the type of the pages (with 8-bit pages: of the
     query) before they are multiplied; scores, maxima, sums and the accumulated output are float32.
@@ -42,7 +44,8 @@ def prefill(
     scale, soft_cap, window = options.scores
     sinks, k_scale, v_scale = options.sinks, options.k_scale, options.v_scale
     region, heads, head_dim = q.shape
-    page_size, _, kv_heads, _ = kv_pages.shape[1:]
+    page_size, _, rows_of_token, width = kv_pages.shape[1:]
+    kv_heads = rows_of_token * width // head_dim
     group = heads // kv_heads
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
     pages = block_pages(page_size, BLOCK_TOKENS)
@@ -92,8 +95,8 @@ def prefill(
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
             highest, total, acc = carry
             ids = lax.dynamic_slice_in_dim(row_pages, block * pages, pages)
-            held = gather_pages(kv_pages, ids).astype(dtype)
-            held = held.reshape(tokens, 2, kv_heads, head_dim)
+            read = read_page(kv_pages, ids[0]) if pages == 1 else gather_pages(kv_pages, ids)
+            held = read.astype(dtype).reshape(tokens, 2, kv_heads, head_dim)
             key = block * tokens + jnp.arange(tokens)
             visible = key <= last  # [tile * group, tokens]
             if window is not None:

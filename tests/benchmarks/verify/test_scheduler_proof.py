@@ -15,7 +15,7 @@ from jaxserve.scheduling.scheduler import Scheduler
 
 @pytest.mark.slow
 def test_what_was_done_is_printed(capsys) -> None:
-    assert main(["--operations", "6000", "--seed", "2"]) == 0
+    assert main(["--operations", "6000", "--seed", "3"]) == 0
     printed = capsys.readouterr().out
     assert "6,000 operations" in printed
     done = {line[13:]: int(line[:12].replace(",", "")) for line in printed.splitlines()[:-1]}
@@ -76,5 +76,5 @@ def test_what_is_wrong_is_seen(monkeypatch, owner: Any, name: str, broken: Any) 
     monkeypatch.setattr(owner, name, broken)
     kinds = AssertionError, KeyError, IndexError, TypeError, ValueError
     with pytest.raises(kinds) as failure:
-        prove(3000, seed=0)
-    assert "of seed 0" in failure.value.__notes__[0]
+        prove(3000, seed=2)
+    assert "of seed 2" in failure.value.__notes__[0]

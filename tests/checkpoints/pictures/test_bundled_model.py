@@ -14,10 +14,11 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from checkpoints import bundled_picture_model_path
-from checkpoints.pictures.evaluate import BEGIN, END, FILES, LEAST, evaluate, quoted
+from checkpoints.pictures.evaluate import FILES, LEAST, evaluate, quoted
 from checkpoints.pictures.export import load_model
 from checkpoints.pictures.questions import KINDS, asked_pictures
 from checkpoints.pictures.scene import draw
+from checkpoints.training import BEGIN, END
 from jaxserve import LLM, SamplingParams
 
 FOLDER = bundled_picture_model_path()

@@ -13,10 +13,11 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from checkpoints.tiny.corpus import encode_conversation
-from checkpoints.tiny.evaluate import BEGIN, END, evaluate, quoted, score_documents
+from checkpoints.tiny.evaluate import evaluate, quoted, score_documents
 from checkpoints.tiny.export import load_model, save_model
 from checkpoints.tiny.tasks import TASKS, held_out_pairs
 from checkpoints.tiny.train import TrainConfig
+from checkpoints.training import BEGIN, END
 from tests.checkpoints.tiny.bundled import FOLDER
 
 

@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 
 from jaxserve.observability.metrics import Metrics
 from server.cli import build_parser
-from server.commands.config_file import expand_config
+from server.commands.several_models import command_lines
 from tests.deploy.kubernetes.rendering import (
     CHART,
     KUBERNETES,
@@ -79,7 +79,7 @@ def flags(objects: list[dict[str, Any]], folder: Path) -> Any:
     (container,) = pod["containers"]
     assert container["args"] == ["serve", "--config", "/etc/jaxserve/serve.yaml"]
     (folder / "serve.yaml").write_text(of_kind(objects[:], "ConfigMap")["data"]["serve.yaml"])
-    words = expand_config(["serve", "--config", str(folder / "serve.yaml")])
+    words = command_lines(["serve", "--config", str(folder / "serve.yaml")])[0]
     return build_parser("serve").parse_args(words)
 
 
@@ -282,7 +282,7 @@ REFUSED = [
     ),
     (
         {"workload": "LeaderWorkerSet", "leaderWorkerSet": {"size": 2}},
-        "leaderWorkerSet.size: 2, but an engine of several processes is not served yet: 1 is "
+        "leaderWorkerSet.size: 2, but the chart starts no engine of several processes yet: 1 is "
         "allowed",
     ),
 ]

@@ -11,7 +11,7 @@ import pytest
 from jaxserve.bench import tune
 from jaxserve.bench.tune import Sizes, Trial
 from server.cli import build_parser, main
-from server.commands.config_file import expand_config
+from server.commands.several_models import command_lines
 
 
 def options(**changes) -> argparse.Namespace:
@@ -51,7 +51,7 @@ def test_serve_reads_what_it_writes(tmp_path):
     trial = Trial(Sizes(32, 512, None, 64), 100.0, 5.0, 6.0, True)
     path = tmp_path / "tuned.yaml"
     path.write_text(tune.config_text(trial, options(model_path="/models/a b")))
-    args = build_parser().parse_args(expand_config(["serve", "--config", str(path)]))
+    args = build_parser().parse_args(command_lines(["serve", "--config", str(path)])[0])
     assert (args.default_model, args.max_num_seqs, args.block_size) == ("/models/a b", 32, 64)
     assert (args.max_num_batched_tokens, args.prefill_chunk) == (512, None)
 

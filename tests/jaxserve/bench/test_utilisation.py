@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from benchmarks.model_shapes import write_config
 from jaxserve.bench import commands, device_limits, measure, sweep
 from jaxserve.bench.device_limits import Limits
-from jaxserve.bench.workloads import WorkItem, flops_of_items
+from jaxserve.bench.workloads import WorkItem, bytes_moved, bytes_saved, flops_of_items
 from jaxserve.loading.engine_build import Footprint
-from jaxserve.models.config_reader import read_model_config
+from jaxserve.models.config_reader import model_config_of, read_model_config
 from jaxserve.models.cost import Row, flops_of
+from jaxserve.models.known_shapes import SHAPES
+from jaxserve.models.savings import weights_unread
 from server.cli import build_parser, main
 
 PHASES = {"device_idle": 0.0, "plan": 0.0}
@@ -35,6 +38,18 @@ def test_flops_of_requests(config):
     assert flops_of_items(items, 1, config, 99) == flops_of(config, [Row(9, 1), Row(10, 3)], 4)
 
 
+def test_bytes_of_requests():
+    model, footprint = model_config_of(SHAPES["mixtral-8x7b"]), Footprint(10**6, 100)
+    rest = [WorkItem([1] * 10, 4)] * 2, 2, 3, model, footprint
+    # of each of four sequences three tokens are computed, in three steps
+    saved = int(3 * 10**6 * weights_unread(model, 4))
+    assert bytes_saved(*rest) == saved > 0
+    assert bytes_moved(*rest) == 3 * 10**6 + 4 * (4 * 10 + 6) * 100 - saved
+    windowed = replace(model_config_of(SHAPES["gemma-3-12b"]), attention_window=8)
+    rest = [WorkItem([1] * 10, 4)], 2, 0, windowed, footprint
+    assert bytes_moved(*rest) == 2 * 4 * (8 - 1) * 100, "a query sees itself beside these"
+
+
 @pytest.fixture
 def latency(config, monkeypatch, tmp_path):
     """Runs `bench latency` with an engine whose batches take given seconds."""
@@ -44,6 +59,7 @@ def latency(config, monkeypatch, tmp_path):
         def served(llm, items, **how):
             batches.append(items)
             work = {"num_steps": 8, "bytes_read": 4e9, "flops": 3e9}
+            work |= {"bytes_saved": 1e9, "flops_saved": 6e9}
             return measure.Measurement(seconds, 2, 64, 16, phase_seconds=PHASES, **work)
 
         llm = SimpleNamespace(
@@ -78,6 +94,8 @@ def test_mfu_and_the_share_of_the_bandwidth_are_told(latency, capsys):
     assert report["bandwidth_utilisation"] == pytest.approx(0.4)
     out = capsys.readouterr().out
     assert "MFU 30.0% of 10 GFLOP/s (a product), 40.0% of 10.0 GB/s, both measured here" in out
+    assert "3 of 9 GFLOP (saved: 66.7%) and 4 of 5 GB (saved: 20.0%)" in out
+    assert report["median_run"]["flops_saved"] == 6e9
 
 
 def test_an_impossible_figure_fails_the_benchmark(latency, capsys):

@@ -7,6 +7,7 @@ import random
 import re
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from prometheus_client import generate_latest
 
 from checkpoints import bundled_model_path
 from jaxserve import EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
+from jaxserve.boundary.image_facts import ImageFacts
+from jaxserve.boundary.image_tiles import Tiling
 from jaxserve.boundary.messages import Abort, AddGroup, Body, FirstStep, StepOutput
 from jaxserve.boundary.prompt_spans import PromptSpan
 from jaxserve.client.engine_client import EngineClient, LocalClient, work_of
@@ -257,13 +260,21 @@ def test_a_sequence_that_meets_a_stop_string_leaves_the_ledger() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "waits", "held"), [("images", True, 20), ("prompt_embeds", False, 12)]
+    ("part", "tiling", "waits", "held"),
+    [
+        ("images", None, True, 20),
+        ("images", Tiling(((9, 9),), 9, 2), True, 12 + 3 * 5 * 4),  # three tiles of five rows
+        ("prompt_embeds", None, False, 12),
+    ],
 )
-def test_a_request_waits_for_its_images_and_holds_what_they_become(part, waits, held) -> None:
+def test_a_request_waits_for_its_images_and_holds_what_they_become(
+    part, tiling, waits, held
+) -> None:
     rule, spans = (
         StopRule(frozenset(), frozenset(), 0, 4),
         [PromptSpan(part, 0, 2, (3,), bytes(12))],
     )
+    facts: Any = SimpleNamespace(hidden_size=1, images=ImageFacts(9, (3,), 2, tiling=tiling))
     params, turn = SamplingParams(max_tokens=4), Queueing(0.0, 0, None, "")
-    work = work_of(AddGroup(["0"], [0], [5, 5], params, rule, [], turn, spans=spans), 0, 1)
+    work = work_of(AddGroup(["0"], [0], [5, 5], params, rule, [], turn, spans=spans), 0, facts)
     assert (work.compiles, work.media_bytes) == (waits, held)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,27 @@ def test_formats(kind: str) -> None:
     assert found.mode == "RGB" and found.size == (4, 4)
 
 
+@pytest.mark.parametrize(
+    ("mode", "kind", "colour", "wanted"),
+    [
+        ("L", "PNG", 200, (200, 200, 200)),
+        ("1", "PNG", 1, (255, 255, 255)),
+        ("P", "GIF", 5, None),
+        ("LA", "PNG", (9, 0), (9, 9, 9)),
+        ("RGBA", "WEBP", (250, 0, 0, 255), None),
+        ("CMYK", "JPEG", (0, 255, 255, 0), (255, 0, 0)),
+        ("I;16", "PNG", 0x8123, (0x81, 0x81, 0x81)),
+    ],
+)
+def test_modes(mode: str, kind: str, colour: Any, wanted: tuple[int, ...] | None) -> None:
+    image = Image.new(mode, (8, 8), colour)
+    found = opened(encoded(image, kind))
+    assert found.mode == "RGB"
+    wanted = wanted or image.convert("RGB").getpixel((0, 0))
+    assert np.abs(np.subtract(found.getpixel((0, 0)), wanted)).max() <= 4
+    assert as_image(image).getpixel((0, 0)) == pytest.approx(wanted, abs=4)
+
+
 def test_what_a_camera_held_sideways_is_turned() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -57,6 +79,7 @@ def test_what_a_camera_held_sideways_is_turned() -> None:
         (b"", "whole image"),
         (b"GIF89a", "whole image"),
         (b"%PDF-1.4", "whole image"),
+        (b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', "whole image"),
         (encoded(SMALL, "PNG")[:-30], "whole image"),
         (encoded(SMALL, "JPEG")[:-200], "whole image"),
         (encoded(SMALL, "TIFF"), "whole image"),

@@ -57,6 +57,18 @@ def test_the_runner_of_embeddings_is_the_setting() -> None:
     assert own_settings({"runner": "generate"}) == {}
 
 
+def test_hosts_are_processes() -> None:
+    two = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1"}
+    asked = {"num_processes": 2, "process_id": 1, "coordinator": "10.0.0.1:29501"}
+    assert own_settings(two) == asked
+    assert own_settings(two | {"coordinator": "h:1", "num_processes": 1}) == (
+        asked | {"coordinator": "h:1"}
+    )
+    assert own_settings({"nnodes": 2, "master_addr": "::1"})["coordinator"] == "[::1]:29501"
+    with pytest.raises(ValidationError, match="process_id, beside nnodes"):
+        own_settings({"node_rank": 1})
+
+
 def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
     caplog.set_level(logging.INFO, "jaxserve")
     given = {"enforce_eager": True, "max_num_seqs": 3, "speculative_config": None}
@@ -122,7 +134,7 @@ def test_engine_args_are_a_dataclass_with_flags() -> None:
     given = {name: value for name, value in vars(args).items() if name != "my_own"}
     assert EngineConfig.from_settings(**own_settings(given)).max_num_seqs == 3  # LLM(**vars(args))
     made = AsyncEngineArgs.from_cli_args(args)
-    assert (made.max_num_seqs, made.enforce_eager, made.kv_offloading_size) == (3, True, 4)
+    assert (made.max_num_seqs, made.enforce_eager, made.swap_space) == (3, True, 4)
     asked = made.create_engine_config()
     assert asked == EngineConfig(model="m", max_num_seqs=3, dtype="half", kv_offloading_size=4)
     assert EngineConfig.from_settings(**own_settings(dataclasses.asdict(made))) == asked

@@ -56,6 +56,8 @@ def test_rows_come_in_the_order_that_was_asked(encoder: Encoder) -> None:
 
 def test_what_is_known_is_not_encoded_again(encoder: Encoder) -> None:
     assert rows(encoder, 1, 2) == rows(encoder, 1, 2) and encoder.num_encoded == 2
+    encoder.forget()
+    assert rows(encoder, 2, 2) == [8, 8] and encoder.num_encoded == 3
     same = np.full((3, 2), 1, "<f4").tobytes()
     assert same == one(1)[1]
     with pytest.raises(ValueError, match="shape"):

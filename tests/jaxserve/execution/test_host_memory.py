@@ -16,13 +16,13 @@ from jaxserve.errors import ValidationError
 from jaxserve.execution import host_memory
 from jaxserve.execution.host_memory import (
     RESERVE_BYTES,
-    available_bytes,
     check_limits,
     forget_zeros,
     host_pool_bytes,
     share_of_host,
 )
 from jaxserve.execution.memory_plan import DEFAULT_HOST_CACHE_BYTES, Demand
+from jaxserve.processes.free_memory import available_bytes
 
 GB = 10**9
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:  1 kB\nMemAvailable:   20000000 kB\n"

@@ -259,6 +259,7 @@ def test_the_parameters_stay_while_a_program_is_traced() -> None:
     runner._readers_left, runner._num_readers, runner._death = threading.Condition(), 0, None
     runner._leaves, runner._buffers = ("parameters",), DeviceBuffers([], None)
     runner._more = OnDemandStates(None)
+    runner._listener, runner._num_commands, runner._host_pages = None, 0, None
     closing = threading.Thread(target=runner.close)
     with runner._reading_parameters():
         closing.start()

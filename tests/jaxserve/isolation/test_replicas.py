@@ -263,7 +263,9 @@ def test_an_engine_that_is_given_up_fails_its_requests_and_the_last_one_ends_all
             homes[name] = engine_of(one, name)
         chosen = one.prepared("chosen", [8, 8], 20)
         for engine in (victim, 1 - victim):
-            one.client.ledger.take({f"dying{engine}": work_of(chosen.group, engine, 0)})
+            one.client.ledger.take(
+                {f"dying{engine}": work_of(chosen.group, engine, one.client.model_config)}
+            )
         assert one.client.states == ["ok", "ok"]
         lose(victim)
         assert one.client.states[victim] == "dead" and one.client.states[1 - victim] == "ok"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from jaxserve.boundary.messages import Action, Control
 from jaxserve.client.sleep import TAGS, Sleep
 from jaxserve.config.engine_config import Isolation
+from jaxserve.errors import ValidationError
 from jaxserve.isolation.process_client import ProcessClient
 from jaxserve.isolation.supervisor import EngineDeath, EngineStart
 from jaxserve.observability.step_clock import ClientClock
@@ -17,7 +19,7 @@ from jaxserve.processes.wire import ModelSizes, Ready
 from tests.jaxserve.isolation.serving import CONFIG
 from tests.resolved_config import resolved
 
-CALLS = ["sleep", "deep", "weights", "kv_cache", "wake", Action.PAUSE, Action.RESUME]
+CALLS = ["sleep", "deep", "release", "weights", "kv_cache", "wake", Action.PAUSE, Action.RESUME]
 
 
 class Process:
@@ -37,6 +39,9 @@ class Process:
             case Action.SLEEP | Action.DEEP_SLEEP:
                 assert not self.away, "it sleeps already"
                 self.away = set(TAGS.values())
+            case Action.RELEASE_KV_CACHE:
+                assert not self.away, "it sleeps already"
+                self.away = {Action.WAKE_KV_CACHE}
             case action:
                 self.away.remove(action)
 
@@ -57,7 +62,11 @@ def call(client: ProcessClient, name: Any) -> None:
         case Action():
             client.control(name)
         case "sleep" | "deep":
-            sleep.sleep(1 if name == "sleep" else 2)
+            with suppress(ValidationError):  # only pages are away
+                sleep.sleep(1 if name == "sleep" else 2)
+        case "release":
+            with suppress(ValidationError):  # it sleeps
+                sleep.release_kv_cache()
         case "wake":
             sleep.wake_up(None)
         case tag:

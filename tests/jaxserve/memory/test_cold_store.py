@@ -129,7 +129,9 @@ def test_what_is_not_as_it_was_written_is_never_used(
     assert KEYS[0] not in store and (path.is_symlink() or not path.exists())
 
 
-def test_the_files_used_longest_ago_make_room(opened: Opened, tmp_path: Path) -> None:
+def test_the_files_used_longest_ago_make_room(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     most = 3 * (HEADER.size + PAGE)
     written(opened, KEYS[4], model=OTHER)
     for path in (tmp_path / "pages").iterdir():
@@ -151,10 +153,26 @@ def test_the_files_used_longest_ago_make_room(opened: Opened, tmp_path: Path) ->
     again.write(KEYS[3], content(KEYS[3]))
     again.close()
     assert {*opened(most=most).newest(9)} == {KEYS[0], KEYS[2], KEYS[3]}
+    fill_disk(monkeypatch)
+    assert opened(most=most // 3).newest(9) == [KEYS[3]], "a lower limit holds on a full disk, too"
 
 
+def fill_disk(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC) -> None:
+    """Nothing can be written any more, by an error of this number."""
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(number, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_ends_the_writing_and_nothing_else(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    number: int,
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     store = opened()
     store.write(KEYS[0], content(KEYS[0]))
@@ -162,14 +180,22 @@ def test_a_full_disk_ends_the_writing_and_nothing_else(
     while KEYS[0] not in store:
         pass
 
-    def full(path: Path, target: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "rename", full)
+    fill_disk(monkeypatch, number)
     with caplog.at_level(logging.WARNING, "jaxserve"):
         store.write(KEYS[1], content(KEYS[1]))
         store.close()
-    assert "No space left on device; no more pages are written there" in caplog.text
+        assert "No space left on device; no more pages are written there" in caplog.text
+        caplog.clear()
+        begun = opened()  # a start on a disk that is full
+        assert "No space left on device; no more pages are written there" in caplog.text
+    assert read(begun, KEYS[0]) == [whole(KEYS[0])]
+    assert begun.pays(1, 10.0) and not begun.pays(1, 1e-9), "the start has read one"
+    other = opened(OTHER)
+    assert read(other, KEYS[0]) == [None] and not other.pays(1, 1e9), "it could read none"
+    begun.write(KEYS[3], content(KEYS[3]))
+    assert begun.num_unwritten == 1
+    with pytest.raises(OSError, match="No space left"):
+        opened(folder=tmp_path / "empty")
     monkeypatch.undo()
     again = opened()
     assert read(again, KEYS[0], KEYS[1]) == [whole(KEYS[0]), None]
@@ -210,5 +236,6 @@ def test_a_disk_that_stalls_or_is_slow_is_left_alone_and_tried_again(
     may_go_on.set()
     done.result(10)
     assert store.pays(1, 1.0) and not store.pays(1, 1e-9), "by the median of the last reads"
+    assert store.pays(1, 1e-9, 10**10) and not store.pays(10**10, 1e-9)
     now[0] += cold_store.RETRY_S + 0.1
     assert store.pays(1, 1e-9)

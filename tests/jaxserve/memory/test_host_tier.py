@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from jaxserve.memory.cold_store import ColdStore
 from jaxserve.memory.host_tier import HostPageState, HostTier, MoveCosts
 from jaxserve.memory.manager import PageManager
 from jaxserve.request.request import Request
@@ -74,9 +76,17 @@ def test_a_move_that_takes_longer_than_computing_is_not_made() -> None:
         tier.leaves(key)
     assert tier.find(KEYS[:2]) == [], "0.8 s of computing are less than a call"
     assert tier.stats().num_recomputed == 2
+    assert tier.find(KEYS[:2], 1) == [0, 1], "a third page need not be computed either"
     assert tier.find(KEYS[:3]) == [0, 1, 2] and tier.find(KEYS[:6]) == [*range(6)]
     never = HostTier(9, MoveCosts(pages=4, call_seconds=1.0, recompute_seconds=0.2))
     assert never.leaves(KEYS[0]) is None
+    costs = MoveCosts(pages=4, call_seconds=1.0, recompute_seconds=0.2, most_spared=0.5)
+    assert HostTier(9, costs).leaves(KEYS[0]) == 0, "six pages are spared by four"
+    cold = MagicMock(ColdStore)
+    cold.__contains__.return_value = True
+    cold.pays.return_value = False
+    assert HostTier(9, costs, cold).fetch(KEYS[:2], 5) is None
+    cold.pays.assert_called_once_with(2, 0.2, 5)
 
 
 class Tiers(RuleBasedStateMachine):

@@ -47,6 +47,14 @@ from jaxserve.boundary.messages import (
     StepOutput,
     TierStats,
 )
+from jaxserve.boundary.process_messages import (
+    Beat,
+    EngineDecision,
+    Join,
+    Joined,
+    RunCommand,
+    WeightsFound,
+)
 from jaxserve.boundary.prompt_spans import PromptSpan
 from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
 from jaxserve.boundary.step_history import StepRecord
@@ -178,6 +186,12 @@ ALL: list[Body] = [
     HttpTaken(1, True),
     Drain(0.5),
     FrontClose(),
+    Join(1, {"jax": "1"}, {"seed": "0"}),
+    Joined("h:1"),
+    WeightsFound("digest"),
+    EngineDecision(resolved(CONFIG), "digest"),
+    RunCommand("a program", b"\x00\xff"),
+    Beat(),
 ]
 
 

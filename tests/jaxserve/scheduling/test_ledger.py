@@ -638,6 +638,16 @@ def test_images_of_requests_that_run_count_too() -> None:
     bench.step(first)
     assert bench.refused(media_bytes=1) == "max_media_bytes"
     bench.ledger.ended(first)
-    bench.admit(media_bytes=60)
+    first = bench.admit(media_bytes=60)
     assert bench.refused(media_bytes=40) is None
     assert bench.refused(media_bytes=41) == "max_media_bytes"
+    # another client has a half for itself, so both together twice the bound at most
+    bench.admit(media_bytes=40)
+    second = bench.admit("other", media_bytes=50)
+    for name in ("other", ""):
+        assert bench.refused(name, media_bytes=1) == "max_media_bytes"
+    assert bench.refused("third", media_bytes=33) is None
+    assert bench.refused("third", media_bytes=34) == "max_media_bytes"
+    bench.ledger.ended(first)
+    bench.ledger.ended(second)
+    assert bench.refused("other", media_bytes=50) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jaxserve.memory.host_tier import HostTier, MoveCosts
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.view import view_of
@@ -101,6 +102,58 @@ def test_a_prefix_ends_where_the_window_before_it_is_known(groups: PageGroups) -
     if groups.num_full:
         pool.index.forget(pages[3 * count])
         assert len(scheduler.pages.find(make_request("d", [*prompt, 1], 1))) == 3 * count
+
+
+@GROUPS
+def test_the_host_gives_back_what_windows_need_and_no_more(groups: PageGroups) -> None:
+    scheduler, device = begin(groups, host_pages=300, spare_pages=0)
+    prompt = [1 + place % 9 for place in range(16)]
+    finish(scheduler, device, make_request("a", prompt, 1))
+    for number in range(4):
+        finish(scheduler, device, make_request(f"{number}", [number] * 20, 2))
+    assert scheduler.pages.find(make_request("b", [*prompt, 1], 1)) == []
+    assert finish(scheduler, device, make_request("c", [*prompt, 1], 3)) == 16
+    # the next token sees 4 before it, in two pages
+    assert device.num_moves_back == 8 * groups.num_full + 2 * groups.num_windowed
+    assert finish(scheduler, device, make_request("d", [*prompt, 1], 3)) == 16
+    assert device.num_moves_back == 8 * groups.num_full + 2 * groups.num_windowed
+
+
+@GROUPS
+def test_what_windows_need_comes_back_where_that_pays_and_else_is_computed(
+    groups: PageGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, device = begin(groups, host_pages=300, spare_pages=0)
+    prompt = [1 + place % 9 for place in range(16)]
+    finish(scheduler, device, make_request("a", prompt, 1))
+    for number in range(4):
+        finish(scheduler, device, make_request(f"{number}", [number] * 20, 2))
+    needed, tier = 8 * groups.num_full + 2 * groups.num_windowed, scheduler.pages.pool.index._tier
+    assert isinstance(tier, HostTier)
+    asked: list[tuple[int, int]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(tier, "fetch", lambda keys, spared: asked.append((len(keys), spared)))
+        scheduler.pages.fetch(make_request("b", [*prompt, 1], 1))
+    assert asked == [(needed, 8 * groups.num_groups - needed)]
+    tier.costs = MoveCosts(1, 1.0, 0.0)
+    assert finish(scheduler, device, make_request("c", [*prompt, 1], 3)) == 0
+    assert device.num_moves_back == 0 and tier.stats().num_recomputed == needed
+    assert scheduler.pages.pool.num_used == 0
+    finish(scheduler, device, make_request("d", [5] * 20, 2))
+    finish(scheduler, device, make_request("e", [6] * 20, 2))
+
+
+@pytest.mark.parametrize(("host_pages", "found", "moved"), [(12, 2, 7), (13, 10, 8), (21, 16, 11)])
+def test_what_leaves_for_pages_that_come_may_take_their_place_on_the_host(
+    host_pages: int, found: int, moved: int
+) -> None:
+    """Seven of the twelve that were wanted came back: the request begins with what it had."""
+    scheduler, device = begin(MIXED, host_pages=host_pages, spare_pages=0)
+    prompt = [1 + place % 9 for place in range(16)]
+    finish(scheduler, device, make_request("a", prompt, 1))
+    finish(scheduler, device, make_request("b", [2] * 20, 2))
+    assert finish(scheduler, device, make_request("c", [*prompt, 1], 3)) == found
+    assert device.num_moves_back == moved and scheduler.pages.pool.num_used == 0
 
 
 @GROUPS

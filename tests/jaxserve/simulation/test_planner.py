@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 
 import pytest
 
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.simulation.plan_text import json_of, rule_lines, text_of
+from jaxserve.loading.capacity import weight_bytes
+from jaxserve.models.cost import Row, flops_of
+from jaxserve.simulation.devices import DEVICES
+from jaxserve.simulation.plan_text import json_of, rule_lines, saving_lines, savings_of, text_of
 from jaxserve.simulation.planner import Load, candidate, candidates, latency_of
 from jaxserve.simulation.prices import EXAMPLE, Offer, Prices, read_prices, unpriced
-from jaxserve.simulation.setting import find_model
+from jaxserve.simulation.setting import find_model, settle
 
 GOOD = {"offer": "one", "device": "a100", "devices": 8, "memory_gb": 640, "per_hour": 4.0}
 
@@ -97,6 +102,37 @@ def test_a_plan_shows_its_sums(eight_b):
     written = json.loads(json.dumps(json_of("llama-3-8b", found, load, prices, ["", "awq"])))
     assert written["candidates"][0]["per_hour"] == 3.0 and written["estimated"]
     assert written["parameters"] == 8_030_261_248
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "told", "flops", "kv_bytes"),
+    [
+        ("qwen3-30b-a3b", ["8 of 128 experts", "60.44 GB", "by 256 tokens"], 0.5, 1.05),
+        ("gemma-3-12b", ["767 pages at most, 3.22 GB", "all tokens kept 12.88 GB"], 0.8, 0.3),
+        ("llama-3-8b", [], 1.0, 1.05),
+    ],
+)
+def test_a_plan_tells_what_sparse_computing_saves(name, told, flops, kv_bytes):
+    asked = EngineConfig(model=name, max_model_len=40960 if "qwen" in name else None)
+    setting = settle(asked, find_model(asked)[0], DEVICES["h200"])
+    load = Load(1.0, 32000, 768, 1.0, 0.05)
+    text, found = " ".join(saving_lines(setting, load)), savings_of(setting, load)
+    assert all(part in text for part in told) and bool(text) == bool(told), text
+    assert found["flops"] <= flops * found["dense_flops"]
+    assert found["kv_bytes"] <= kv_bytes * found["dense_kv_bytes"]
+    rows = [Row(0, 32000), Row(32000, 767)]
+    assert found["flops"] == flops_of(setting.model, rows, 768)
+
+
+@pytest.mark.slow
+def test_a_plan_tells_bytes_of_experts_in_their_own_form():
+    asked = EngineConfig(model="qwen3-30b-a3b", max_model_len=4096, quantization="int4")
+    setting = settle(asked, find_model(asked)[0], DEVICES["h200"])
+    (read,) = re.findall(r"reads ([0-9.]+) GB by 1,", saving_lines(setting, Load(1, 9, 9, 1, 1))[1])
+    few = replace(setting.model, num_experts=8)
+    wanted = weight_bytes(few, "bfloat16", "int4").read / 1e9
+    assert float(read) == pytest.approx(wanted, rel=0.02)
 
 
 def test_the_rule_of_thumb_is_told_where_it_fails():

@@ -109,6 +109,25 @@ def test_counting_only_shortens_the_lists_of_divided_rows(times, monkeypatch):
         check(*case)
 
 
+@pytest.mark.slow
+def test_the_kernels_of_divided_rows_are_short():
+    """Triton's compiler takes a minute for one of 4,000 operations, and a few seconds for these."""
+
+    def length(jaxpr):
+        inner = [
+            getattr(value, "jaxpr", value)
+            for equation in jaxpr.eqns
+            for value in equation.params.values()
+        ]
+        return len(jaxpr.eqns) + sum(length(one) for one in inner if hasattr(one, "eqns"))
+
+    call = partial(triton.kept_threshold, divided=True)
+    (program,) = jax.make_jaxpr(call)(*operands()).eqns
+    calls = [one for one in program.params["jaxpr"].jaxpr.eqns if "pallas" in one.primitive.name]
+    assert len(calls) == triton.COUNTS + 2
+    assert max(length(one.params["jaxpr"]) for one in calls) < 2100
+
+
 def test_few_rows_are_divided():
     """By the multiprocessors of the GPU that is traced for: 132 and 108."""
     for device, rows in ((H200, 16), (A100, 13)):

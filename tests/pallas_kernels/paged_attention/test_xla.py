@@ -22,7 +22,7 @@ ALL = {"soft_cap": 2.0, "sinks": True}
 # every pool, with and without options, groups of 1 to 8; the last have many blocks of 64 tokens
 PROGRAMS = [
     ("xla", Program(4, 4, 64, 16, "float32")),
-    ("xla", Program(6, 2, 80, 8, "uint16", window=11, **ALL)),
+    ("xla", Program(6, 2, 256, 8, "uint16", window=11, head_rows=2, **ALL)),
     ("xla", Program(8, 2, 64, 16, "int8", window=19, **ALL)),
     ("xla", Program(4, 2, 32, 16, "float8_e4m3fn", query="float16", per_token=False)),
     ("xla", Program(4, 2, 32, 16, "float32", columns=20, chunk=130, window=100)),

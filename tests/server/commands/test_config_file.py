@@ -6,8 +6,9 @@ import pytest
 
 from jaxserve.errors import ValidationError
 from server.cli import build_parser, main
-from server.commands.config_file import SHIPPED, expand_config
+from server.commands.config_file import SHIPPED
 from server.commands.engine_flags import engine_config, model_path
+from server.commands.several_models import command_lines
 from tests.server.server_process import ROOT
 
 FILE = """
@@ -30,16 +31,16 @@ def path(tmp_path):
 @pytest.mark.parametrize("form", ["--config {}", "--config={}"])
 def test_the_file_gives_flags_and_the_command_line_wins(path, form):
     words = ["serve", "/model", "--port", "1234", *form.format(path).split()]
-    args = build_parser().parse_args(expand_config(words))
+    args = build_parser().parse_args(command_lines(words)[0])
     assert (args.model_path, args.port, args.max_num_seqs) == ("/model", 1234, 4)
     assert (args.max_model_len, args.overlap, args.seed) == (2000, False, 0)
     assert args.served_model_name == ["one", "two"]
-    args = build_parser().parse_args(expand_config([*words, "--served-model-name", "mine"]))
+    args = build_parser().parse_args(command_lines([*words, "--served-model-name", "mine"])[0])
     assert args.served_model_name == ["mine"]
 
 
 def test_without_a_file_nothing_changes():
-    assert expand_config(["serve", "--port", "1"]) == ["serve", "--port", "1"]
+    assert command_lines(["serve", "--port", "1"])[0] == ["serve", "--port", "1"]
 
 
 @pytest.mark.parametrize("text", [b"[1, 2]", b"a: {b: c}", b"a: [", b"\0", b"\xff\xfe"])
@@ -72,7 +73,7 @@ def test_a_broken_file_is_one_line_with_the_place(name, text, place, tmp_path, c
 def test_json_may_be_indented_by_tabs(tmp_path):
     path = tmp_path / "serve.json"
     path.write_text('{\n\t"port": 9000,\n\t"quantization": {"type": "explicit", "bit": 8}\n}')
-    words = expand_config(["serve", "--config", str(path)])
+    words = command_lines(["serve", "--config", str(path)])[0]
     assert words == ["serve", "--port=9000", "--quantization=int8"]
 
 
@@ -81,7 +82,7 @@ def test_the_documented_file_is_taken(tmp_path):
     text = page.partition("## A file of flags")[2].partition("```yaml\n")[2].partition("```")[0]
     path = tmp_path / "serve.yaml"
     path.write_text(text)
-    args = build_parser("serve").parse_args(expand_config(["serve", "--config", str(path)]))
+    args = build_parser("serve").parse_args(command_lines(["serve", "--config", str(path)])[0])
     config = engine_config(args)
     assert (config.quantization, config.block_size) == ("int8", 16)
     assert config.kv_cache_memory_bytes == 2**30
@@ -90,13 +91,13 @@ def test_the_documented_file_is_taken(tmp_path):
 def test_a_file_must_be_named_and_be_there():
     for words in (["serve", "--config"], ["serve", "--config", "/nowhere.yaml"]):
         with pytest.raises(ValidationError, match="--config"):
-            expand_config(words)
+            command_lines(words)[0]
 
 
 def test_a_single_value_does_not_take_the_model_behind_it(tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text("served-model-name: one\nallowed-origins: [a]\napi-key: -k\n")
-    args = build_parser().parse_args(expand_config(["serve", "--config", str(path), "/model"]))
+    args = build_parser().parse_args(command_lines(["serve", "--config", str(path), "/model"])[0])
     assert (args.model_path, args.served_model_name) == ("/model", ["one"])
     assert (args.allowed_origins, args.api_key) == (["a"], ["-k"])
 
@@ -104,7 +105,7 @@ def test_a_single_value_does_not_take_the_model_behind_it(tmp_path):
 def test_every_flag_that_is_on_or_off_can_be_off(tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text("disable-uvicorn-access-log: false\ncompile-in-background: false\n")
-    args = build_parser().parse_args(expand_config(["serve", "--config", str(path)]))
+    args = build_parser().parse_args(command_lines(["serve", "--config", str(path)])[0])
     assert not args.disable_uvicorn_access_log and not args.compile_in_background
 
 
@@ -116,7 +117,7 @@ def test_a_typed_model_wins_over_the_files(tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text(f"model: {folders[0]}\n")
     for typed, served in ([], folders[0]), ([str(folders[1])], folders[1]):
-        words = expand_config(["serve", "--config", str(path), *typed])
+        words = command_lines(["serve", "--config", str(path), *typed])[0]
         assert model_path(build_parser().parse_args(words)) == str(served)
 
 
@@ -130,7 +131,7 @@ def test_an_unknown_flag_is_one_line(tmp_path, capsys):
 
 
 def served(*words: str) -> tuple[object, ...]:
-    args = build_parser("serve").parse_args(expand_config(["serve", *words]))
+    args = build_parser("serve").parse_args(command_lines(["serve", *words])[0])
     config = engine_config(args)
     sizes = config.max_num_seqs, config.max_beam_width, args.num_workers
     return config.quantization, config.dtype, *sizes, config.preset

@@ -79,6 +79,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "kv_offloading_path": "/p",
         "kv_offloading_path_size": 2.5,
         "allowed_local_media_path": "/m",
+        "num_processes": 1,  # several rule some of the others out
+        "process_id": 0,
     }
     rules = {k: one.rule for k, one in settings_of(EngineConfig).items() if one.flag}
     wholes = [k for k, rule in rules.items() if isinstance(rule, Integer) and k not in given]
@@ -89,6 +91,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
     words += shlex.split("--length-classes 3 4 --length-shares 5 2 1 --output-classes 5 6")
     words += ["--override-generation-config", '{"temperature": 0.5}']
     words += ["--features", "a:B", "c.d:E", "--feature-config", '{"b": {"layer": 1}}']
+    words += ["--mm-processor-kwargs", '{"max_pixels": 9}']
     words += ["--limit-mm-per-prompt", '{"image": 3}', "--allowed-media-domains", "a.org", "b.org"]
     words += ["--logits-processors", "e:f", "--served-model-name", "a", "b"]
     defaults = defaults_of(EngineConfig)
@@ -106,6 +109,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "features": ("a:B", "c.d:E"),
         "feature_config": {"b": {"layer": 1}},
         "limit_mm_per_prompt": 3,
+        "mm_processor_kwargs": {"max_pixels": 9},
         "allowed_media_domains": ("a.org", "b.org"),
         "logits_processors": ("e:f",),
         "served_model_name": ("a", "b"),
@@ -113,9 +117,16 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "output_classes": (5, 6),
         "length_shares": (5, 2, 1),
         "skip_tokenizer_init": False,  # the commands make text, so it has no flag
+        "coordinator": None,
+        "process_token_file": None,
+        "memory_bytes": None,  # a server of several models sets it
     }
     assert dataclasses.asdict(made) == expected
     assert "hf_t" not in repr(made)
+    several = "--num-processes 2 --process-id 1 --coordinator a:1 --process-token-file f"
+    made = config(model, *several.split(), "--tensor-parallel-size", "2")
+    assert (made.num_processes, made.process_id) == (2, 1)
+    assert (made.coordinator, made.process_token_file) == ("a:1", "f")
 
 
 def test_defaults_are_those_of_the_config(model: str) -> None:
@@ -123,6 +134,14 @@ def test_defaults_are_those_of_the_config(model: str) -> None:
     assert config("--model", model) == EngineConfig(model=model, **SERVER_QUEUE)
     other = engine_config(build_parser().parse_args(["generate", model]))
     assert (other.max_num_queued_reqs, other.max_queue_wait) == (None, None)
+
+
+def test_a_setting_of_two_names_has_one_value(model: str) -> None:
+    one, other = ("--swap-space", "4"), ("--kv-offloading-size", "4")
+    for words in (one, other, (*one, *other)):
+        assert config(model, *words).kv_offloading_size == 4
+    with pytest.raises(ValidationError, match=r"--swap-space=4\.0.*kv_offloading_size=2\.0"):
+        config(model, *one, "--kv-offloading-size", "2")
 
 
 def test_limits_of_the_queue_can_be_taken_away(model: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from jaxserve.errors import ValidationError
 from server.cli import build_parser
-from server.commands.config_file import expand_config
 from server.commands.engine_flags import engine_config
 from server.commands.nested_config import size_in_bytes
+from server.commands.several_models import command_lines
 
 REPAIRED: dict[str, Any] = {
     "quantization": {"type": "explicit", "bit": 8},
@@ -23,7 +23,7 @@ REPAIRED: dict[str, Any] = {
 def config_of(tmp_path: Path, text: str) -> Any:
     file = tmp_path / "config"
     file.write_text(text)
-    words = expand_config(["serve", "--config", str(file)])
+    words = command_lines(["serve", "--config", str(file)])[0]
     return engine_config(build_parser("serve").parse_args(words))
 
 
@@ -68,7 +68,7 @@ def test_a_published_file_starts_and_says_what_has_no_effect(
      "paging": {"strategy": "demand", "page_size": SIZE}}"""
     file = tmp_path / "config.json"
     file.write_text(text.replace("SIZE", size))
-    words = expand_config(["serve", "--config", str(file)])
+    words = command_lines(["serve", "--config", str(file)])[0]
     assert words == ["serve", "--default-model=checkpoints/tiny", "--quantization=int8"]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and all("has no effect" in line for line in lines)

@@ -22,3 +22,11 @@ def test_a_number_of_fronts_that_cannot_be_is_refused(words: list[str], allowed:
     with pytest.raises(ValidationError, match=allowed) as error:
         run(args)
     assert (error.value.field, error.value.value) == ("--api-server-count", int(words[0]))
+
+
+def test_an_engine_of_several_processes_has_a_process_of_its_own() -> None:
+    words = ["--num-processes", "2", "--tensor-parallel-size", "2", "--coordinator", "localhost:1"]
+    args = build_parser("serve").parse_args(["serve", *words, "--no-isolate-engine"])
+    with pytest.raises(ValidationError, match="1 with --no-isolate-engine") as error:
+        run(args)
+    assert (error.value.field, error.value.value) == ("--num-processes", 2)

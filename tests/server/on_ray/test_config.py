@@ -49,6 +49,7 @@ def test_a_configuration_is_a_command_line_of_serve() -> None:
         ({"engine_kwargs": {"api_key": ["x", "y"]}}, "engine_kwargs.api_key=.*: one value"),
         ({"engine_kwargs": {"max_num_seks": 4}}, "did you mean --max-num-seqs"),
         ({"engine_kwargs": {"port": 1}}, "engine_kwargs.port"),
+        ({"engine_kwargs": {"num-processes": 2}}, "num-processes.*Ray starts no engine of several"),
         ({"engine_kwargs": {"model": "x"}}, "engine_kwargs.model"),
         ({"engine_kwargs": {"ssl-certfile": "x"}}, "engine_kwargs.ssl-certfile"),
         ({"engine_kwargs": {"model": "x"}}, "engine_kwargs.model.*model_loading_config"),

@@ -64,7 +64,7 @@ def test_a_value_is_known_of_every_field() -> None:
 @pytest.mark.parametrize("model", BODIES)
 def test_no_field_is_called_unsupported(model: Any) -> None:
     # other endpoints refuse them
-    of_chat = {"tools", "tool_choice", "chat_template", "kv_transfer_params"}
+    of_chat = {"tools", "tool_choice", "chat_template", "kv_transfer_params", "mm_processor_kwargs"}
     others = NEUTRAL.keys() | REFUSED.keys()
     assert not (others - of_chat - {"messages"}) & model.model_fields.keys()
 

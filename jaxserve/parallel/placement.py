@@ -1,0 +1,46 @@
+"""Arrays of the host on a mesh, and back, whose devices may be those of several processes.
+
+Every process has the whole of a host's array and gives its own devices their parts.
+`jax.device_put` would compare the array over all processes first, by a program of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+Index = tuple[slice, ...]
+
+
+def placed(value: np.ndarray, sharding: Sharding) -> jax.Array:
+    """An array of the host on the devices of a sharding; every process gives the same numbers."""
+    if sharding.is_fully_addressable:
+        put: jax.Array = jax.device_put(value, sharding)
+        return put
+    return jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
+
+
+class HostCopy:
+    """The parts of an array that this process's devices have, in the host's memory.
+
+    Args:
+        array: the array; it may be deleted afterwards.
+    """
+
+    def __init__(self, array: jax.Array):
+        self._shape, self._sharding = array.shape, array.sharding
+        shards = {_key(shard.index): shard.data for shard in array.addressable_shards}
+        self._parts = {key: np.array(data) for key, data in shards.items()}
+
+    def on_devices(self) -> jax.Array:
+        """The array again."""
+        return jax.make_array_from_callback(
+            self._shape, self._sharding, lambda index: self._parts[_key(index)]
+        )
+
+
+def _key(index: Index | None) -> tuple[Any, ...]:
+    return tuple((one.start, one.stop) for one in index or ())

@@ -1,0 +1,85 @@
+"""Run as a program: an engine of two processes, each with its fake CPU devices.
+
+usage: python -m tests.jaxserve.several_processes FOLDER PROCESS_ID PORT SETTINGS PROMPTS
+Process 0 prints one JSON object: the answers of `answers`, and what such an engine refuses.
+SETTINGS are further ones, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from jaxserve import LLM, EngineConfig, SamplingParams
+from jaxserve.errors import EngineDeadError
+from jaxserve.loading.follower import Follower
+from jaxserve.params.beam_search_params import BeamSearchParams
+
+SMALL = {
+    "linear_backend": "xla",
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "max_model_len": 96,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "block_size": 8,
+    "num_pages": 14,
+    "compile_ahead": 1,
+    "compile_in_background": False,
+}
+PARAMS = (
+    SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2),
+    SamplingParams(n=2, temperature=0.8, top_p=0.9, seed=1, max_tokens=12, presence_penalty=0.5),
+)
+
+
+def answers(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
+    """Tokens of requests that are preempted, forked, found in the cache, and after a sleep."""
+    found: dict[str, Any] = {}
+    for name, params in zip(("greedy", "sampled"), PARAMS, strict=True):
+        made = llm.generate(prompts, params, use_tqdm=False)
+        found[name] = [[list(one.token_ids) for one in output.outputs] for output in made]
+    given: list[Any] = [{"prompt_token_ids": prompts[0]}]
+    beams = llm.beam_search(given, BeamSearchParams(2, 6, ignore_eos=True))
+    found["beams"] = [list(one.tokens) for one in beams[0].sequences]
+    llm.sleep(level=1)
+    llm.wake_up()
+    again = llm.generate(prompts, PARAMS[0], use_tqdm=False)
+    assert [[list(one.token_ids) for one in output.outputs] for output in again] == found["greedy"]
+    return found
+
+
+def serve_alone(folder: str, prompts: list[list[int]]) -> dict[str, Any]:
+    """The same of an engine of one process with one device."""
+    with LLM(folder, **SMALL) as llm:
+        return answers(llm, prompts)
+
+
+def main(folder: str, process_id: int, port: int, settings: Any, prompts: Any) -> None:
+    settings = SMALL | settings
+    settings |= {"num_processes": 2, "coordinator": f"127.0.0.1:{port}"}
+    if process_id:
+        settings |= {"process_id": process_id}
+        follower = Follower(EngineConfig(model=folder, **settings), lambda why: None)
+        assert len(follower.runner.state.kv.pages.addressable_shards) == 2
+        follower.run()
+        return
+    with LLM(folder, **settings) as llm:
+        found = answers(llm, prompts)
+        refused = []
+        for call in (lambda: llm.params, lambda: llm.update_weights(folder)):
+            try:
+                call()
+            except ValueError as error:
+                refused.append(str(error))
+    try:
+        llm.generate(prompts, PARAMS[0], use_tqdm=False)
+    except EngineDeadError as error:
+        refused.append(str(error))
+    print(json.dumps({"answers": found, "refused": refused}))
+
+
+if __name__ == "__main__":
+    folder, number, port, settings, prompts = sys.argv[1:]
+    main(folder, int(number), int(port), json.loads(settings), json.loads(prompts))

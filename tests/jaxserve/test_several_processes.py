@@ -1,0 +1,58 @@
+"""Two processes of two devices each give the tokens of one process with one device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxserve.processes.network import free_port
+from tests.jaxserve import oracle
+from tests.jaxserve.several_processes import serve_alone
+from tests.tiny_models import VOCAB_SIZE
+
+PROGRAM = "tests.jaxserve.several_processes"
+FOUR = {"tensor_parallel_size": 4}
+
+
+def two_processes(folder: Path, prompts: list[list[int]]) -> list[tuple[int, str, str]]:
+    """How each of two processes ended, and what it has written."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.getcwd()}
+    port, running = free_port("127.0.0.1"), []
+    for number in range(2):
+        words = [str(folder), str(number), str(port), json.dumps(FOUR), json.dumps(prompts)]
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, *words],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        said = [one.communicate(timeout=300) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    return [(one.returncode, *texts) for one, texts in zip(running, said, strict=True)]
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_tokens_of_one(model_folder: Callable[..., Path]) -> None:
+    folder = model_folder("llama_gqa", num_hidden_layers=1)
+    prompts = oracle.prompts(2, VOCAB_SIZE, 40, seed=8)
+    first, other = two_processes(folder, prompts)
+    assert first[0] == 0 and other[0] == 0, first[2] + other[2]
+    found = json.loads(first[1].splitlines()[-1])
+    assert found["answers"] == serve_alone(str(folder), prompts)
+    params, update, closed = found["refused"]
+    assert "num_processes=2 is not supported: 1 for parameters" in params
+    assert "num_processes=2 is not supported: 1 for update_weights" in update
+    assert "was closed" in closed

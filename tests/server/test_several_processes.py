@@ -1,0 +1,81 @@
+"""One engine as two server processes of two devices each: a loss is repaired, both end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints import bundled_model_path
+from jaxserve.processes.network import free_port
+from tests.server.server_process import httpx, serving, start
+
+BODY = {"model": "tiny", "prompt": "Once upon a time", "temperature": 0.8, "seed": 3}
+LONG = BODY | {"max_tokens": 120, "ignore_eos": True}
+
+
+def engine_of(pid: int) -> int:
+    """The engine's process of a server, the only child that is one."""
+    tasks = Path(f"/proc/{pid}/task")
+    found = [
+        int(one) for task in tasks.iterdir() for one in (task / "children").read_text().split()
+    ]
+    (engine,) = (
+        one for one in found if b"isolation.child" in Path(f"/proc/{one}/cmdline").read_bytes()
+    )
+    return engine
+
+
+def until(done: Callable[[], Any], lines: list[str], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "".join(lines)
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_lost_process_is_replaced_and_all_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    words = [
+        *("--model", str(bundled_model_path()), "--served-model-name", "tiny"),
+        *("--num-processes", "2", "--tensor-parallel-size", "4", "--dtype", "float32"),
+        *("--coordinator", f"127.0.0.1:{free_port('127.0.0.1')}", "--linear-backend", "xla"),
+        *("--max-num-seqs", "2", "--max-model-len", "256", "--max-num-batched-tokens", "16"),
+        *("--compile-ahead", "1", "--num-pages", "40", "--load-format", "dummy"),
+        *("--hf-overrides", '{"num_hidden_layers": 1}'),
+    ]
+    other, lines = start(*words, "--process-id", "1")
+    try:
+        with serving(*words) as server, ThreadPoolExecutor() as pool:
+            first = f"jaxserve has the devices of process 1 of 2 for {bundled_model_path()}"
+            until(lambda: any(first in line for line in lines), lines)
+
+            def answer() -> str:
+                found = httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=240)
+                assert found.status_code == 200, found.text
+                return str(found.json()["choices"][0]["text"])
+
+            answers = [pool.submit(answer)]
+            until(server.running, server.lines)
+            lost = engine_of(other.pid)
+            os.kill(lost, signal.SIGKILL)
+            began = time.monotonic()
+            until(lambda: server.health() == 503, server.lines, 10)
+            assert time.monotonic() - began < 10
+            whole = answers[0].result()
+            assert answer() == whole, "what was on its way went on with the same tokens"
+            assert any("process 1 was lost" in line for line in server.lines), server.lines
+            assert engine_of(other.pid) != lost
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(60) == 0
+            assert other.wait(60) == 0, "".join(lines)
+    finally:
+        other.kill()
+        other.wait()
