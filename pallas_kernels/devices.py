@@ -249,8 +249,7 @@ def choose_backends(
         names = candidates(operation, family)
         for name in names:
             refusal = _refusal(operation, name, judged)
-            wide = integers is None and judged.query_dtype == jnp.float32
-            widens = operation == "linear" and (wide or integers is False)
+            widens = operation == "linear" and integers is False
             drawback = native.drawback(widens) if name == "native" else None
             if refusal is None and drawback is None:
                 return name

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 DIGEST_BYTES = 32
 SAMPLES = 256  # numbers of a parameter that stand for it
 MOST_SIZES = 5  # of launches
+WORTH_CUTTING = 0.75  # of a launch's rows, which two smaller ones have together at most
 ACTIVATIONS = 4  # arrays as large as its largest that a launch has at once, as a bound
 
 
@@ -240,9 +241,25 @@ class Encoder:
                 if items and room < 0:
                     break
                 items.append(self._waiting.popleft())
+            kept = self._kept(list(itertools.accumulate(self._count(i.array) for i in items)))
+            self._waiting.extendleft(reversed(items[kept:]))
+            del items[kept:]
             if not items:
                 self._thread = None
         return items
+
+    def _size(self, rows: int) -> int:
+        """Rows of the launch that so many are in."""
+        return next(size for size in self.sizes if size >= rows)
+
+    def _kept(self, ends: list[int]) -> int:
+        """How many arrays, which end at those rows, are in the next launch: fewer than all where two
+        launches would spend clearly less on rows of nothing."""
+        for kept in reversed(range(1, len(ends))):
+            rows = self._size(ends[kept - 1]) + self._size(ends[-1] - ends[kept - 1])
+            if rows <= WORTH_CUTTING * self._size(ends[-1]):
+                return kept
+        return len(ends)
 
     def _work(self) -> None:
         while items := self._next():
@@ -265,7 +282,7 @@ class Encoder:
 
     def _launch(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         counts = [self._count(array) for array in arrays]
-        size = next(one for one in self.sizes if one >= sum(counts))
+        size = self._size(sum(counts))
         rows = np.zeros((size, *self._row), np.float32)
         places = np.zeros((size, 1 + self._axes), np.int32)
         begin = 0

@@ -125,6 +125,14 @@ def test_sizes_of_odd_numbers() -> None:
     assert made().device_bytes == 12 + 4 * 4 * (6 + 1) + ACTIVATIONS * 4 * 4 * 3
 
 
+def test_a_launch_that_would_be_mostly_empty_is_cut() -> None:
+    encoder = made(most=11)
+    assert encoder.sizes == [1, 2, 5, 11]
+    kept = [encoder._kept(list(range(1, count + 1))) for count in range(1, 12)]
+    assert kept == [1, 2, 2, 4, 5, 5, 5, 8, 9, 10, 11]
+    assert encoder._kept([5, 10]) == 2 and encoder._kept([5, 6]) == 1
+
+
 class Located(nnx.Module):
     """Rows [T, 2] by fours -> [T / 4, 3]: their sum, the number of their array, where it ends."""
 
