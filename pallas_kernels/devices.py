@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax.numpy as jnp
-
 from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS, is_own, resolve
 from pallas_kernels.backends.record import (

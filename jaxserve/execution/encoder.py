@@ -253,8 +253,10 @@ class Encoder:
         return next(size for size in self.sizes if size >= rows)
 
     def _kept(self, ends: list[int]) -> int:
-        """How many arrays, which end at those rows, are in the next launch: fewer than all where two
-        launches would spend clearly less on rows of nothing."""
+        """How many arrays, which end at those rows, are in the next launch.
+
+        They are fewer than all where two launches would spend clearly less on empty rows.
+        """
         for kept in reversed(range(1, len(ends))):
             rows = self._size(ends[kept - 1]) + self._size(ends[-1] - ends[kept - 1])
             if rows <= WORTH_CUTTING * self._size(ends[-1]):
