@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -19,7 +20,7 @@ from jaxserve.simulation.setting import Setting
 from jaxserve.simulation.step_time import Programs, StepSeconds
 
 LEAST_STEPS = 50  # of a trace that says something
-KNOWN = 8  # steps of a program from which its own constant is fitted
+KNOWN = 8  # steps of a kind from which its own constant is fitted
 STRETCH = 32  # steps whose deviations are taken in their order: what disturbs one disturbs the next
 DELAYS = tuple(0.00025 * n for n in range(400))  # seconds that are tried for the intake
 PASSES = 3  # of least squares, each weighted by what the one before expects
@@ -30,13 +31,27 @@ SCALE = np.array([1e3, 1e5, 10.0, 100.0])  # of the columns of `_facts`, so that
 Facts = tuple[float, float, float, float]
 
 
+class Kind(NamedTuple):
+    """Steps of one program that do alike.
+
+    Attributes:
+        shape: of the program.
+        rows: the decode rows that count, where there are no others: kernels divide them among
+            registers, and 3 rows may take longer than 4; 0 beside prompts.
+    """
+
+    shape: StepShape
+    rows: int
+
+
 class Fitted:
     """Times of steps as a recorded engine had them.
 
-    The seconds of a step are a constant of its program, and for each key that decode rows see, each
-    pair of a prompt token and a key, each decode row and each prompt token a factor, none of which
-    is negative: least squares over all recorded steps. What a step took beside that is kept, and
-    simulated steps of the program deviate as the recorded ones did, in stretches of `STRETCH`.
+    The seconds of a step are a constant of its kind, and for each key that decode rows see, each
+    pair of a prompt token and a key, each decode row beside prompts and each prompt token a factor,
+    none of which is negative: least squares over all recorded steps. What a step took beside that
+    is kept, and simulated steps of the program deviate as the recorded ones did, in stretches of
+    `STRETCH`.
 
     Args:
         setting: of the engine that is simulated.
@@ -54,15 +69,16 @@ class Fitted:
             raise ValidationError(str(trace.path), f"{len(steps)} steps", allowed)
         self._programs = Programs(setting)
         self._rng = None if seed is None else random.Random(seed)
-        shapes = [self._shape_of(one) for one in steps]
+        kinds = [self._kind_of(one) for one in steps]
+        facts = [_facts_of(kind, one) for kind, one in zip(kinds, steps)]
         seconds = _seconds_of(steps)
-        self._fit(shapes, np.array([_facts_of(one) for one in steps]), seconds)
+        self._fit(kinds, np.array(facts), seconds)
         self._deviations: dict[StepShape, np.ndarray] = {}
         self._places: dict[StepShape, tuple[int, int]] = {}
         ratios = defaultdict[StepShape, list[float]](list)
-        for shape, one, took in zip(shapes, steps, seconds):
-            expected = self._expected(shape, _facts_of(one))
-            ratios[shape].append(took / expected if expected > 0 else 1.0)
+        for kind, known, took in zip(kinds, facts, seconds):
+            expected = self._expected(kind, known)
+            ratios[kind.shape].append(took / expected if expected > 0 else 1.0)
         self._deviations = {s: np.array(r) for s, r in ratios.items() if len(r) >= KNOWN}
         self._before = _median(one.plan + one.pack + one.dispatch for one in steps)
         self._before += _gap(steps)
@@ -90,8 +106,10 @@ class Fitted:
             n * start + n * (n + 1) // 2
             for start, n in zip(rows.starts[first:], rows.lengths[first:])
         )
-        facts = (sum(rows.starts[:first]) + first, pairs, first, sum(rows.lengths[first:]))
-        seconds = self._expected(shape, facts) * self._deviation(shape)
+        kind = Kind(shape, 0 if len(rows.starts) > first else first)
+        beside = 0 if kind.rows else first
+        facts = (sum(rows.starts[:first]) + first, pairs, beside, sum(rows.lengths[first:]))
+        seconds = self._expected(kind, facts) * self._deviation(shape)
         return StepSeconds(seconds, self._before, self._after, self._delivery)
 
     def first_delivery(self) -> float:
@@ -99,23 +117,23 @@ class Fitted:
             return self._delivery
         return self._rng.choice(self._deliveries)
 
-    def _shape_of(self, one: TracedStep) -> StepShape:
+    def _kind_of(self, one: TracedStep) -> Kind:
         if one.num_prefill_tokens == one.num_prefill:  # rows of one token are none of the region
-            return self._programs.select(one.num_decode + one.num_prefill, 0, 0)
-        return self._programs.select(one.num_decode, one.num_prefill_tokens, one.num_prefill)
+            rows = one.num_decode + one.num_prefill
+            return Kind(self._programs.select(rows, 0, 0), 0 if one.num_prefill else rows)
+        shape = self._programs.select(one.num_decode, one.num_prefill_tokens, one.num_prefill)
+        return Kind(shape, 0)
 
-    def _fit(self, shapes: Sequence[StepShape], facts: np.ndarray, seconds: np.ndarray) -> None:
-        counts = defaultdict[StepShape, int](int)
-        for shape in shapes:
-            counts[shape] += 1
-        known = [shape for shape, count in counts.items() if count >= KNOWN]
-        place = {shape: number for number, shape in enumerate(known)}
-        fitted = [number for number, shape in enumerate(shapes) if shape in place]
+    def _fit(self, kinds: Sequence[Kind], facts: np.ndarray, seconds: np.ndarray) -> None:
+        counts = Counter(kinds)
+        known = [kind for kind, count in counts.items() if count >= KNOWN]
+        place = {kind: number for number, kind in enumerate(known)}
+        fitted = [number for number, kind in enumerate(kinds) if kind in place]
         if not known:
             raise ValidationError("--calibrate", f"{len(seconds)} steps", "more steps a program")
-        table = np.zeros((len(fitted), len(known) + len(SCALE)))  # [steps, programs + facts]
+        table = np.zeros((len(fitted), len(known) + len(SCALE)))  # [steps, kinds + facts]
         for row, number in enumerate(fitted):
-            table[row, place[shapes[number]]] = 1.0
+            table[row, place[kinds[number]]] = 1.0
         table[:, len(known) :] = facts[fitted] / SCALE
         took, weight = seconds[fitted], np.ones(len(fitted))
         for _ in range(PASSES):  # a step deviates by a share of its time: weights are one over it
@@ -124,18 +142,24 @@ class Fitted:
         self._factors: Facts = tuple(found[len(known) :] / SCALE)
         self._constants = dict(zip(known, found))
         # of programs that were not seen: by their rows and prompt tokens
-        sizes = np.array([[1.0, s.num_decode, s.num_prefill] for s in known])
-        weights = np.sqrt([counts[shape] for shape in known])
+        sizes = np.array([[1.0, k.shape.num_decode, k.shape.num_prefill] for k in known])
+        weights = np.sqrt([counts[kind] for kind in known])
         self._by_size, _ = nnls(sizes * weights[:, None], found[: len(known)] * weights)
 
-    def _expected(self, shape: StepShape, facts: Facts) -> float:
-        constant = self._constants.get(shape)
+    def _expected(self, kind: Kind, facts: Facts) -> float:
+        constant = self._constants.get(kind)
         if constant is None:
-            one, row, token = self._by_size
-            constant = one + row * shape.num_decode + token * shape.num_prefill
-            self._constants[shape] = constant
+            constant = self._constants[kind] = self._guessed(kind)
         a, b, c, d = self._factors
         return float(constant + a * facts[0] + b * facts[1] + c * facts[2] + d * facts[3])
+
+    def _guessed(self, kind: Kind) -> float:
+        """The constant of the seen kind of the same program whose rows are nearest, if any."""
+        alike = [one for one in self._constants if one.shape == kind.shape]
+        if alike:
+            return float(self._constants[min(alike, key=lambda one: abs(one.rows - kind.rows))])
+        one, row, token = self._by_size
+        return float(one + row * kind.shape.num_decode + token * kind.shape.num_prefill)
 
     def _deviation(self, shape: StepShape) -> float:
         known = self._deviations.get(shape)
@@ -148,8 +172,9 @@ class Fitted:
         return float(known[place])
 
 
-def _facts_of(one: TracedStep) -> Facts:
-    return one.num_decode_keys, one.num_prefill_keys, one.num_decode, one.num_prefill_tokens
+def _facts_of(kind: Kind, one: TracedStep) -> Facts:
+    beside = 0 if kind.rows else one.num_decode
+    return one.num_decode_keys, one.num_prefill_keys, beside, one.num_prefill_tokens
 
 
 def _seconds_of(steps: Sequence[TracedStep]) -> np.ndarray:
