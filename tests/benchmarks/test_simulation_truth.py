@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulation_truth import (
-    METRICS,
     CALIBRATING,
+    METRICS,
     MIXED,
     WARM,
     WORKLOADS,
