@@ -2,8 +2,7 @@
 
 With overlap the device runs step N while the host commits step N-1 and plans step N+1; the tokens
 that a step feeds on are on the device, so the host need not have seen them. `overlap=False` commits
-each step before the next is planned: the same tokens, one step at a time. Where a model has several
-stages, as many steps of different requests are in flight (`SchedulerLimits.num_groups`).
+each step before the next is planned: the same tokens. Stages have a step in flight each.
 """
 
 from __future__ import annotations
@@ -87,9 +86,8 @@ class Engine:
         self.on_dispatch: Callable[[int, StepPlan], None] | None = None
         self._overlap = overlap
         self._in_flight: deque[StepInFlight] = deque()
-        self._has_groups = scheduler.limits.num_groups > 1
-        # with the one that is dispatched before the oldest is committed
-        self._most_in_flight = max(2, scheduler.limits.num_groups) if overlap else 1
+        self._num_groups = scheduler.limits.num_groups
+        self._most_in_flight = max(2, self._num_groups) if overlap else 1
         self._counts = EngineCounts(scheduler, cost)
         self._clock = StepClock()
         self._busy = BusyWindow() if busy is None else busy
@@ -174,12 +172,10 @@ class Engine:
         is_stuck = not begun and not in_flight and scheduler.has_unfinished
         if is_stuck and not self.is_paused and not self._arrivals.has_news:
             raise RuntimeError("no request can run and none is in flight: the scheduler stalled")
-        done = None
-        if in_flight and (not begun or len(in_flight) == self._most_in_flight):
-            done = in_flight.popleft()
         seen, reports = SeenTokens(), Reports()
-        if done is not None:
-            seen, reports = self._commit(done)
+        is_due = bool(in_flight) and (not begun or len(in_flight) == self._most_in_flight)
+        if is_due:
+            seen, reports = self._commit(in_flight.popleft())
         found: dict[str, list[Hypothesis]] = {}
         if self._beams:
             seen, found = self._beams.take(seen, reports.get(LOGPROBS, {}))
@@ -188,7 +184,7 @@ class Engine:
         self._busy.record(self._clock.times.device_busy)
         if self.pace is not None and self._clock.last is not None:
             self.pace.ended(self._clock.last)
-        if self._overlap and (backlog or self._has_groups) and done is not None:
+        if self._overlap and is_due and (backlog or self._num_groups > 1):
             # all waited for these tokens: the device need not wait for the client as well
             self._begin_step()
         preempted = {}

@@ -150,9 +150,7 @@ class PipelineRunner(Runner):
         cache: KVCache,
     ):
         *before, last = stages
-        super().__init__(
-            config, model_config, models[-1], last.mesh, cache, first_layer=last.start
-        )
+        super().__init__(config, model_config, models[-1], last.mesh, cache, first_layer=last.start)
         self._earlier = [EarlierStage(*one) for one in zip(before, models, strict=False)]
         self._calls: dict[StepShape, list[Any]] = {}  # of the earlier stages
         self._dtype = jnp.dtype(config.model.dtype)

@@ -268,8 +268,8 @@ class RowPacker:
             step.slot[decodes:] = self._trash
         if self._brings_tokens:
             step.start[:decodes] = [1 + start for start in rows.starts[:decodes]]
-            known = [request.output_token_ids[-1] for request in rows.requests[:decodes]]
-            step.first[:decodes] = [1 + token for token in known]
+            newest = [request.output_token_ids[-1] for request in rows.requests[:decodes]]
+            step.first[:decodes] = [1 + token for token in newest]
         for place, row in enumerate(needs.single, start=decodes):
             step.slot[place] = rows.slots[row]
             step.start[place] = 1 + rows.starts[row]

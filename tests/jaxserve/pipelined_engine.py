@@ -1,7 +1,7 @@
 """Run as a program on four fake CPU devices: an engine's answers, its layers over stages.
 
-usage: python -m tests.jaxserve.pipelined_engine FOLDER PROMPTS TPxPP...
-Prints one JSON object: for each size, "1x1" first, the tokens of every way to ask.
+usage: python -m tests.jaxserve.pipelined_engine FOLDER PROMPTS PROGRAMS TPxPP...
+PROGRAMS: how many an engine compiles. Prints one JSON object: for each size, "1x1" first, the tokens of every way to ask.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ WAYS = {
 }
 
 
-def answers(folder: str, prompts: list[list[int]], tensor: int, stages: int) -> dict[str, Any]:
+def answers(
+    folder: str, prompts: list[list[int]], programs: str, tensor: int, stages: int
+) -> dict[str, Any]:
     llm = LLM(
         model=folder,
         tensor_parallel_size=tensor,
@@ -35,7 +37,7 @@ def answers(folder: str, prompts: list[list[int]], tensor: int, stages: int) -> 
         max_num_batched_tokens=16,
         block_size=8,
         num_pages=22,
-        compile_ahead=2,
+        compile_ahead=int(programs),
         compile_in_background=False,
     )
     engine = llm.client.engine
@@ -81,10 +83,10 @@ def answers(folder: str, prompts: list[list[int]], tensor: int, stages: int) -> 
 
 
 if __name__ == "__main__":
-    folder, prompts, *sizes = sys.argv[1:]
+    folder, prompts, programs, *sizes = sys.argv[1:]
     given = json.loads(prompts)
-    print(
-        json.dumps(
-            {size: answers(folder, given, *map(int, size.split("x"))) for size in ["1x1", *sizes]}
-        )
-    )
+    found = {
+        size: answers(folder, given, programs, *map(int, size.split("x")))
+        for size in ["1x1", *sizes]
+    }
+    print(json.dumps(found))

@@ -25,16 +25,18 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "size"),
-    [("llama_gqa", "1x2"), ("llama_gqa", "2x2"), ("qwen3_tied_biases", "1x4")],
+    ("case", "size", "programs"),
+    [("llama_gqa", "1x2", "2"), ("llama_gqa", "2x2", "1"), ("qwen3_tied_biases", "1x4", "1")],
 )
-def test_tokens_are_those_of_one_device(case: str, size: str, model_folder: Any) -> None:
+def test_tokens_are_those_of_one_device(
+    case: str, size: str, programs: str, model_folder: Any
+) -> None:
     folder = model_folder(case, num_hidden_layers=4, vocab_size=200)
     prompts = oracle.prompts(6, VOCAB_SIZE, 40, seed=8)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    words = ["-m", "tests.jaxserve.pipelined_engine", str(folder), json.dumps(prompts), size]
+    words = ["-m", "tests.jaxserve.pipelined_engine", str(folder), json.dumps(prompts), programs]
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *words, size],
         cwd=ROOT,
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
         capture_output=True,
@@ -70,10 +72,10 @@ def test_what_goes_with_one_stage_alone_is_refused(
 
 def test_stages_divide_layers_and_devices() -> None:
     check_stages(4, 8)
-    with pytest.raises(ValidationError, match="pipeline_parallel_size=3 .*divisor of .* 8 layers"):
+    with pytest.raises(ValidationError, match=r"pipeline_parallel_size=3 .*divisor of .* 8 layers"):
         check_stages(3, 8)
     count = jax.device_count()
-    with pytest.raises(ValidationError, match=f"=.* at most {count}: each stage takes 1"):
+    with pytest.raises(ValidationError, match=rf"=.* at most {count}: each stage takes 1"):
         make_mesh(1, 1 + count)
 
 
