@@ -172,10 +172,8 @@ class Engine:
         is_stuck = not begun and not in_flight and scheduler.has_unfinished
         if is_stuck and not self.is_paused and not self._arrivals.has_news:
             raise RuntimeError("no request can run and none is in flight: the scheduler stalled")
-        seen, reports = SeenTokens(), Reports()
         is_due = bool(in_flight) and (not begun or len(in_flight) == self._most_in_flight)
-        if is_due:
-            seen, reports = self._commit(in_flight.popleft())
+        seen, reports = self._commit(in_flight.popleft()) if is_due else (SeenTokens(), Reports())
         found: dict[str, list[Hypothesis]] = {}
         if self._beams:
             seen, found = self._beams.take(seen, reports.get(LOGPROBS, {}))
