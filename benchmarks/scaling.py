@@ -147,7 +147,8 @@ def _cells(name: str, kind: str, one: Estimate, fewest: Estimate) -> Iterator[st
 
 @contextmanager
 def _engine(name: str, devices: int, rows: int, stages: int = 1) -> Iterator[LLM]:
-    """An engine with random weights."""
+    """An engine with random weights; of stages with the programs that are measured alone."""
+    programs = {} if stages == 1 else {"compile_ahead": 4, "compile_in_background": False}
     with TemporaryDirectory() as folder:
         llm = LLM(
             str(write_config(name, Path(folder) / name)),
@@ -158,6 +159,7 @@ def _engine(name: str, devices: int, rows: int, stages: int = 1) -> Iterator[LLM
             max_num_seqs=rows,
             max_model_len=CONTEXT,
             enable_prefix_caching=False,
+            **programs,
         )
         yield llm
         llm.close()

@@ -1,8 +1,8 @@
 """Run as a program on four fake CPU devices: an engine's answers, its layers over stages.
 
 usage: python -m tests.jaxserve.pipelined_engine FOLDER PROMPTS PROGRAMS TPxPP...
-PROGRAMS: how many an engine compiles. Prints one JSON object: for each size, "1x1" first, the tokens
-of every way to ask.
+PROGRAMS: how many an engine compiles. Prints one JSON object: for each size, "1x1" first, what each
+way to ask is answered with.
 """
 
 from __future__ import annotations
