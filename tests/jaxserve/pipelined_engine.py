@@ -83,6 +83,15 @@ def answers(
     return found | {"in flight": most[0]}
 
 
+def refused(folder: str, **settings: Any) -> str:
+    """The setting that an engine of two stages, or of other settings, is refused for."""
+    try:
+        LLM(folder, skip_tokenizer_init=True, **({"pipeline_parallel_size": 2} | settings))
+    except ValidationError as error:
+        return error.field
+    return ""
+
+
 if __name__ == "__main__":
     folder, prompts, programs, *sizes = sys.argv[1:]
     given = json.loads(prompts)
@@ -90,4 +99,5 @@ if __name__ == "__main__":
         size: answers(folder, given, programs, *map(int, size.split("x")))
         for size in ["1x1", *sizes]
     }
-    print(json.dumps(found))
+    fields = [refused(folder, enable_embeddings=True), refused(folder, pipeline_parallel_size=3)]
+    print(json.dumps(found | {"refused": fields}))

@@ -48,6 +48,7 @@ def test_tokens_are_those_of_one_device(
     one, staged = found["1x1"], found[size]
     assert staged.pop("in flight") == max(2, int(size[2:]))
     assert staged == {way: one[way] for way in staged}
+    assert found["refused"] == ["enable_embeddings", "pipeline_parallel_size"]
     model = oracle.load(folder)
     assert one["greedy"] == [[oracle.greedy(model, prompt, 20)] for prompt in prompts]
 
