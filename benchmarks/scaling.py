@@ -23,7 +23,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
 
 from benchmarks.model_shapes import write_config
 from jaxserve import LLM, SamplingParams
@@ -147,8 +149,16 @@ def _cells(name: str, kind: str, one: Estimate, fewest: Estimate) -> Iterator[st
 
 @contextmanager
 def _engine(name: str, devices: int, rows: int, stages: int = 1) -> Iterator[LLM]:
-    """An engine with random weights; of stages with the programs that are measured alone."""
-    programs = {} if stages == 1 else {"compile_ahead": 4, "compile_in_background": False}
+    """An engine with random weights; of stages with the programs that are measured alone.
+
+    The native kernels of one fake device would take all cores: on a CPU XLA's are measured.
+    """
+    own: dict[str, Any] = {}
+    if stages > 1:
+        own = {"compile_ahead": 4, "compile_in_background": False}
+        if jax.default_backend() == "cpu":
+            own |= dict.fromkeys(("linear_backend", "decode_backend", "prefill_backend"), "xla")
+            own["dtype"] = "float32"
     with TemporaryDirectory() as folder:
         llm = LLM(
             str(write_config(name, Path(folder) / name)),
@@ -159,7 +169,7 @@ def _engine(name: str, devices: int, rows: int, stages: int = 1) -> Iterator[LLM
             max_num_seqs=rows,
             max_model_len=CONTEXT,
             enable_prefix_caching=False,
-            **programs,
+            **own,
         )
         yield llm
         llm.close()
