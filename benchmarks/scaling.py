@@ -3,6 +3,10 @@
 
     python -m benchmarks.scaling
     python -m benchmarks.scaling --measure llama-3-8b --devices 1 2 4 8
+    python -m benchmarks.scaling --measure llama-125m --devices 1 --stages 2 4
+
+With --stages it measures what stages of layers leave idle: how long a step takes alone, and how
+often one ends while others are in flight. `idle_share` is the formula.
 
 Without --measure it prints the tables of docs/scaling.md. A decode step of ROWS rows with CONTEXT
 tokens each is estimated as the simulator does. Sums over the devices of several hosts go at the
@@ -12,12 +16,16 @@ speed of the link between hosts, but on TPUs, whose chips are linked over hosts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
 
 from benchmarks.model_shapes import write_config
 from jaxserve import LLM, SamplingParams
@@ -139,30 +147,66 @@ def _cells(name: str, kind: str, one: Estimate, fewest: Estimate) -> Iterator[st
     yield "" if one is fewest else f"x {fewest.seconds / one.seconds:.1f}"
 
 
-def measure(name: str, devices: int, tokens: int) -> float:
-    """Output tokens a second of ROWS requests at once: the second of two runs, random weights."""
+@contextmanager
+def _engine(name: str, devices: int, rows: int, stages: int = 1) -> Iterator[LLM]:
+    """An engine with random weights; of stages with the programs that are measured alone.
+
+    The native kernels of one fake device would take all cores: on a CPU XLA's are measured.
+    """
+    own: dict[str, Any] = {}
+    if stages > 1:
+        own = {"compile_ahead": 4, "compile_in_background": False}
+        if jax.default_backend() == "cpu":
+            own |= dict.fromkeys(("linear_backend", "decode_backend", "prefill_backend"), "xla")
+            own["dtype"] = "float32"
     with TemporaryDirectory() as folder:
-        path = write_config(name, Path(folder) / name)
         llm = LLM(
-            str(path),
+            str(write_config(name, Path(folder) / name)),
             load_format="dummy",
             skip_tokenizer_init=True,
             tensor_parallel_size=devices,
-            max_num_seqs=ROWS,
+            pipeline_parallel_size=stages,
+            max_num_seqs=rows,
             max_model_len=CONTEXT,
             enable_prefix_caching=False,
+            **own,
         )
-        params = SamplingParams(
-            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
-        )
-        prompts = [[1 + row] * 8 for row in range(ROWS)]
-        seconds = 0.0
-        for _ in range(2):
-            begin = time.perf_counter()
-            llm.generate(prompts, params, use_tqdm=False)
-            seconds = time.perf_counter() - begin
+        yield llm
         llm.close()
-    return ROWS * tokens / seconds
+
+
+def _seconds_of(llm: LLM, rows: int, tokens: int) -> float:
+    """Seconds of so many requests at once: of the second of two runs."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    seconds = 0.0
+    for _ in range(2):
+        begin = time.perf_counter()
+        llm.generate([[1 + row] * 8 for row in range(rows)], params, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+    return seconds
+
+
+def measure(name: str, devices: int, tokens: int) -> float:
+    """Output tokens a second of ROWS requests at once."""
+    with _engine(name, devices, ROWS) as llm:
+        return ROWS * tokens / _seconds_of(llm, ROWS, tokens)
+
+
+def idle_share(steps: int, stages: int) -> float:
+    """The share of the stages' time that is idle, of equal stages and `steps` steps in flight."""
+    return 1 - min(steps, stages) / stages
+
+
+def measured_idle_share(name: str, devices: int, stages: int, tokens: int) -> list[float]:
+    """The same measured, of 1, 2, .. `stages` steps of one row each in flight.
+
+    A step alone takes the time of all stages; where one ends each interval, a stage works a
+    `stages`-th of that time in each.
+    """
+    with _engine(name, devices, stages, stages) as llm:
+        counts = range(1, stages + 1)
+        intervals = [_seconds_of(llm, count, tokens) / (count * tokens) for count in counts]
+    return [1 - intervals[0] / (stages * interval) for interval in intervals]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,12 +214,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measure", choices=SHAPES, help="a model, on the devices that are here")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--stages", type=int, nargs="+", help="what they leave idle instead")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     options = parser.parse_args(arguments)
     if options.measure is None:
         print(table())
         return 0
     print(describe(environment()))
+    if options.stages:
+        for devices, stages in itertools.product(options.devices, options.stages):
+            idle = measured_idle_share(options.measure, devices, stages, options.tokens)
+            for steps, share in enumerate(idle, start=1):
+                print(
+                    f"{options.measure}, {stages} stages of {devices}, {steps} steps in flight: "
+                    f"{share:.0%} idle, by the formula {idle_share(steps, stages):.0%}",
+                    flush=True,
+                )
+        return 0
     first = 0.0
     for devices in options.devices:
         rate = measure(options.measure, devices, options.tokens)

@@ -9,7 +9,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, ClassVar
 
-from jaxserve.config import deterministic, several_processes
+from jaxserve.config import deterministic, several_processes, stages
 from jaxserve.config.named_object import OBJECT_NAME
 from jaxserve.config.settings import (
     Integer,
@@ -310,7 +310,14 @@ class EngineConfig:
     tensor_parallel_size: int = model_setting(
         1,
         Integer(1),
-        "Devices that the model is sharded over.",
+        "Devices that each layer is sharded over.",
+    )
+    pipeline_parallel_size: int = model_setting(
+        1,
+        Integer(1),
+        "Stages that the layers are divided among, each with tensor_parallel_size devices of its "
+        "own; as many steps of different requests are in flight "
+        "([scaling.md](scaling.md#stages-of-layers)).",
     )
     data_parallel_size: int = model_setting(
         1,
@@ -674,6 +681,7 @@ class EngineConfig:
         if self.deterministic:
             deterministic.check_settings(self)
         several_processes.check_settings(self)
+        stages.check_settings(self)
         for name in _OF_LENGTH if self.scheduling_policy != "length" else ():
             value, default = getattr(self, name), defaults_of(EngineConfig)[name]
             if value != default:

@@ -21,6 +21,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.execution.encoder import Encoder
 from jaxserve.execution.host_memory import share_of_host
 from jaxserve.execution.memory_plan import device_limit
+from jaxserve.execution.pipeline import PipelineRunner
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
 from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, require_room, room_of, weights_at_most
@@ -45,6 +46,7 @@ from jaxserve.models.weight_plan import (
 )
 from jaxserve.models.weights import NO_STORE, abstract_model, check_tensors, with_stored_head
 from jaxserve.parallel.sharding import ShardingRules
+from jaxserve.parallel.stages import check_stages, stages_of
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
 
@@ -85,8 +87,9 @@ class EnginePlan:
     def layer_groups(self) -> LayerGroups:
         """How layers share page tables; memory, which may lower `max_model_len`, plays no part."""
         asked = self.config.asked
-        if not asked.keep_window_only:
-            return LayerGroups.one(self.model.num_layers)
+        stages = asked.pipeline_parallel_size
+        if not asked.keep_window_only or stages > 1:
+            return LayerGroups.one(self.model.num_layers, stages)
         longest = asked.max_model_len or self.model.max_context_length
         return LayerGroups.by_window(self.model, longest)
 
@@ -155,6 +158,13 @@ class EnginePlan:
             groups=self.layer_groups,
         )
         dtype = self.config.model.dtype
+        stages = stages_of(mesh, self.model.num_layers)
+        if len(stages) > 1:
+            models = [
+                abstract_model(self.model, one.mesh, dtype, self.form, self.plan, one)
+                for one in stages
+            ]
+            return PipelineRunner(self.config, self.model, models, stages, kv_cache)
         model = abstract_model(self.model, mesh, dtype, self.form, self.plan)
         beside = self.encoder(mesh, loaded=False).device_bytes if self.has_encoder else 0
         return Runner(self.config, self.model, model, mesh, kv_cache, beside=beside)
@@ -226,6 +236,10 @@ def choose(
     model = replace(_with_head_tokens(model, files), attention_window=asked.attention_window)
     model = model.spread_over(mesh.shape["model"])
     ShardingRules.for_model(mesh, model)  # refuses what does not divide before it is fetched
+    check_stages(mesh.shape["stage"], model.num_layers)
+    if stored and mesh.shape["stage"] > 1:
+        allowed = f"1 for a store, which is read whole: {files.model}"
+        raise ValidationError("pipeline_parallel_size", mesh.shape["stage"], allowed)
     device = mesh.devices.flat[0]
     quantized = None if stored else quantization_of(files.model)
     found = quantized and quantized[0]
@@ -376,7 +390,7 @@ def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> Non
         if memory is not None:
             memory += asked.mapped_weight_bytes
     else:
-        devices = asked.tensor_parallel_size
+        devices = mesh.size
     if memory is None or weights_at_most(model) < MUCH * memory * share:
         return
     kv_format = KVFormat.of(asked.kv_cache_dtype, config.model.dtype)

@@ -73,12 +73,12 @@ class PreNormDecoder(Decoder):
             return super().layers(x, rows, cache, attend, start, stop)
         angles = self.angles(rows)
         norms = [block.input_norm for block in self.blocks] + [self.norm]
-        readers = [block.attention.qkv for block in self.blocks] + [None]
+        readers = [block.attention.qkv for block in self.blocks]
         normed: Any = norms[start](x)
         for layer in range(start, end):
             at = AtLayer(layer, rows, angles[layer], attend)
             x, product, cache = self.blocks[layer].product(x, normed, cache, at)
-            norm, reader = norms[layer + 1].as_operand(), readers[layer + 1]
-            rounding = None if reader is None else reader.rounding(x.dtype)
+            norm = norms[layer + 1].as_operand()
+            rounding = None if layer + 1 == end else readers[layer + 1].rounding(x.dtype)
             normed, x = self.form.residual_normed(x, product, norm, rounding)
         return (normed if end == self.config.num_layers else x), cache

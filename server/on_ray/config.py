@@ -169,6 +169,7 @@ class LLMConfig:
             actor.setdefault("runtime_env", dict(self.runtime_env))
         if kind := self.accelerator_type:
             count = (flags.tensor_parallel_size or 1) * (flags.data_parallel_size or 1)
+            count *= flags.pipeline_parallel_size or 1
             resources = dict(actor.get("resources", {}))
             if kind.upper().startswith("TPU"):
                 resources.setdefault("TPU", count)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.scaling import ROWS, estimate, sent_bytes, table
+from benchmarks.scaling import ROWS, estimate, idle_share, sent_bytes, table
 from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.known_shapes import SHAPES
 
@@ -38,6 +38,10 @@ def test_two_devices_send_half_of_each_sum_twice():
     model = model_config_of(SHAPES["llama-3-8b"])
     sums = 65 * ROWS * 4096 * 2
     assert sent_bytes(model, 2) == sums + ROWS * 128256 * 4 / 4
+
+
+def test_as_many_steps_as_stages_leave_none_idle():
+    assert [idle_share(steps, 4) for steps in (1, 3, 4, 9)] == [0.75, 0.25, 0.0, 0.0]
 
 
 @pytest.mark.slow
