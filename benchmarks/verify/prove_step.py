@@ -115,9 +115,6 @@ ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 # more where a kernel of this package reads what attention gave of both kinds of rows; a product of
 # XLA's joins them as it reads
 JOINED_KERNELS = 1
-# more where norms stand behind attention and MLP too (Gemma): all four are XLA's, and each is two
-# kernels where there is one row
-NORM_KERNELS, NORM_KERNELS_OF_ROW = 3, 7
 # more in a step with images: of their embeddings, of angles by several axes of positions, and where
 # the rows of prefill may look ahead
 IMAGE_KERNELS = 2
@@ -284,9 +281,6 @@ def requirements(
             covers = resolve("route", backends.route[0]).covers
             shape = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
             a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
-        if config.architecture.startswith("Gemma"):
-            rows = step.num_decode + step.num_prefill
-            a_layer += NORM_KERNELS_OF_ROW if rows == 1 else NORM_KERNELS
         if config.images is not None and Images.name in step.features:
             a_layer += IMAGE_KERNELS
         if setting.quantization is not None and step.num_decode and step.num_prefill:

@@ -13,7 +13,6 @@ from jaxserve.models.kv_cache import KVCache, KVPages
 from jaxserve.models.protocol import Attend, Rotation
 from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import PrefillLanes
-from pallas_kernels.linear import Norm
 
 
 class GroupTables(NamedTuple):
@@ -87,7 +86,7 @@ def make_attend(
             batch: PagedBatch,
         ) -> tuple[jax.Array, KVPages]:
             q_norm, k_norm = (
-                None if norm is None or weight is None else Norm(weight, norm.eps)
+                None if norm is None or weight is None else norm._replace(weight=weight)
                 for norm, weight in zip(norms, weights, strict=True)
             )
             pages = batch.tables[cache.groups.places[layer][0]]

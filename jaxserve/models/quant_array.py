@@ -92,6 +92,11 @@ class WeightFormat:
         return ELEMENTS[self.stored.kind]
 
     @property
+    def scale_dtype(self) -> np.dtype:
+        """Of the scales."""
+        return jnp.dtype(self.stored.scales)
+
+    @property
     def zero_dtype(self) -> np.dtype | None:
         """Of zeros: integers, or what is to be subtracted from the products; None: none."""
         if self.stored.zeros == "none":
@@ -130,7 +135,7 @@ class QuantArray:
 
     Attributes:
         values: as `format` keeps them.
-        scale: float32 [*out] where `format.by_output`, else [groups, *out].
+        scale: [*out] where `format.by_output`, else [groups, *out]; of `format.scale_dtype`.
         zero: of the shape of `scale`; None: none.
         order: int32 [in], the input of each column; None: as they stand.
         input_scale: float32 [1] of activations that are rounded with it; None: with their own.
@@ -151,7 +156,7 @@ class QuantArray:
         """A weight [*out, in] with zeros everywhere in the arrays."""
         out, inputs = shape[:-1], shape[-1]
         by_group = (format.stored.groups(inputs), *out)
-        scale = jnp.zeros(out if format.by_output else by_group, jnp.float32)
+        scale = jnp.zeros(out if format.by_output else by_group, format.scale_dtype)
         zero = None if format.zero_dtype is None else jnp.zeros(scale.shape, format.zero_dtype)
         order = jnp.zeros(inputs, jnp.int32) if format.stored.ordered else None
         values = jnp.zeros(format.values_shape(shape), format.dtype)
@@ -218,7 +223,7 @@ class QuantArray:
             return np.ascontiguousarray(placed)
 
         zeros = None if self.zero is None else by_output(self.zero)
-        return values.reshape(self.shape), by_output(self.scale), zeros
+        return values.reshape(self.shape), by_output(self.scale).astype(np.float32), zeros
 
     def operand(self) -> jax.Array | QuantizedWeight | NativeWeight:
         """The weight as a matrix [N, K] for `pallas_kernels.linear`."""

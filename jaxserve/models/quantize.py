@@ -65,7 +65,7 @@ def read_quantized(
     kept_as_stored = first is not None and same_elements(format.stored, first.stored)
     groups = format.stored.groups(shape[-1])
     values = aligned_empty(wanted.values.shape, format.dtype)
-    scales = np.empty((*shape[:-1], groups), np.float32)
+    scales = np.empty((*shape[:-1], groups), format.scale_dtype)
     zeros = None if format.zero_dtype is None else np.empty(scales.shape, format.zero_dtype)
 
     def part(name: str, columns: int, dtype: Any, rows: slice) -> np.ndarray:

@@ -170,10 +170,11 @@ def test_heads_of_256_may_be_two_rows_of_the_pool(name, model_folder):
 
 
 @pytest.mark.slow
-def test_tokens_of_a_sparse_model_are_those_of_plain_xla(model_folder):
-    model = str(model_folder("qwen3_moe"))
-    experts = replace(XLA, **FUSED, experts="triton", route=("triton", "xla"), interpret=True)
-    assert tokens(model, experts) == tokens(model, XLA)
+@pytest.mark.parametrize("case", ["qwen3_moe", "gemma3"])
+def test_tokens_of_experts_and_norms_on_both_sides_are_those_of_plain_xla(case, model_folder):
+    model = str(model_folder(case))
+    kernels = replace(XLA, **FUSED, experts="triton", route=("triton", "xla"), interpret=True)
+    assert tokens(model, kernels) == tokens(model, XLA)
 
 
 @pytest.mark.slow
