@@ -115,9 +115,9 @@ ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 # more where a kernel of this package reads what attention gave of both kinds of rows; a product of
 # XLA's joins them as it reads
 JOINED_KERNELS = 1
-# more in a step with images: of their embeddings, of angles by several axes of positions, and where
-# the rows of prefill may look ahead
-IMAGE_KERNELS = 2
+# more in a step with images: of their embeddings, and of angles by several axes of positions; where
+# rows of prefill may look ahead, of what the branch takes and gives as well
+IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -282,7 +282,7 @@ def requirements(
             shape = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
             a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
         if config.images is not None and Images.name in step.features:
-            a_layer += IMAGE_KERNELS
+            a_layer += IMAGE_KERNELS + (AHEAD_KERNELS if config.images.sees_whole else 0)
         if setting.quantization is not None and step.num_decode and step.num_prefill:
             a_layer += JOINED_KERNELS
         if is_dequantized:
