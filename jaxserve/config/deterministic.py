@@ -9,15 +9,16 @@ from jaxserve.errors import ValidationError
 if TYPE_CHECKING:
     from jaxserve.config.engine_config import EngineConfig
 
-# kernels that sum a row in one order; `docs/determinism.md` says what the others lack
+# kernels that sum a row in one order in all programs; `docs/determinism.md` says what others lack
 IN_ONE_ORDER = "native"
+# kernels of prefill that attend to a row in one order in one program, see `Backends.one_program`
+IN_ONE_PROGRAM = ("mosaic_gpu", "triton", "mosaic_tpu")
 OPERATIONS = ("decode", "prefill", "linear")
 DTYPES = ("bfloat16", "float32")
+DTYPE_OF_ONE_PROGRAM = "bfloat16"
+# jax's names of platforms whose programs were read for it
+PLATFORMS = ("cpu", "gpu", "cuda", "tpu")
 UNKNOWN = "it is not known what functions of your own read of other rows"
-MISSING = {
-    "gpu": "products are divided, and their tiles chosen, by the rows of a step",
-    "tpu": "products are XLA's, which sums by the rows of a step",
-}
 
 
 def check_settings(config: EngineConfig) -> None:
@@ -40,18 +41,35 @@ def check_settings(config: EngineConfig) -> None:
             raise ValidationError(name, value, f"none with deterministic: {UNKNOWN}")
 
 
-def check_device(platform: str, dtype: str) -> None:
-    """Refuse devices and types without kernels that sum a row in one order.
+def check_device(
+    config: EngineConfig, platform: str, dtype: str, *, is_quantized: bool, reads_images: bool
+) -> None:
+    """Refuse devices, types and formats of which it is not known that a row has one order.
 
     Args:
+        config: of the engine.
         platform: jax's name of the devices'.
         dtype: of the model.
+        is_quantized: whether weights are.
+        reads_images: whether requests may bring images.
 
     Raises:
-        ValidationError: there are none.
+        ValidationError: it is not; names the setting and says what it may be.
     """
-    if platform != "cpu":
-        lacks = MISSING.get("gpu" if platform in ("gpu", "cuda", "rocm") else platform, "")
-        raise ValidationError("deterministic", True, f"False on platform {platform}: {lacks}")
-    if dtype not in DTYPES:
-        raise ValidationError("dtype", dtype, f"{' or '.join(DTYPES)} with deterministic")
+    if platform not in PLATFORMS:
+        allowed = f"False on platform {platform}: no program of it was read"
+        raise ValidationError("deterministic", True, allowed)
+    if platform == "cpu":
+        if dtype not in DTYPES:
+            raise ValidationError("dtype", dtype, f"{' or '.join(DTYPES)} with deterministic")
+        return
+    where = f"with deterministic on platform {platform}"
+    if dtype != DTYPE_OF_ONE_PROGRAM:
+        raise ValidationError("dtype", dtype, f"{DTYPE_OF_ONE_PROGRAM} {where}")
+    if is_quantized:
+        allowed = f"weights that are not quantised {where}"
+        raise ValidationError("quantization", config.quantization or "of the checkpoint", allowed)
+    if config.kv_cache_dtype != "auto":
+        raise ValidationError("kv_cache_dtype", config.kv_cache_dtype, f"auto {where}")
+    if reads_images:
+        raise ValidationError("limit_mm_per_prompt", config.max_images, f"0 {where}")

@@ -142,6 +142,7 @@ class Runner:
                 mesh.devices.flat[0].platform,
                 divides_products=backends.divides_products,
                 graph_collectives=config.asked.graph_collectives,
+                one_program=backends.one_program,
             )
         )
         self._structure, self._leaves = split_model(model)
@@ -161,7 +162,7 @@ class Runner:
             model_config.hidden_size,
             self.max_prefill_tokens,
             model_config,
-            draws_on(mesh, backends, apart=config.asked.deterministic),
+            draws_on(mesh, backends, apart=backends.row_invariant and self._is_cpu),
             config.asked.deterministic,
             self._max_num_seqs,
         )
@@ -186,6 +187,8 @@ class Runner:
             1 + self.num_drafts,
             self.drafts_for,
         )
+        if backends.one_program:
+            del self._shapes[1:]  # the first serves every step
         self._flops_per_token = 2.0 * sum(leaf.size for leaf in self._leaves)
         self._numbers_per_token = self._flops_per_token / defaults.flops_per_number
         self.first_runs: dict[StepShape, float] = {}

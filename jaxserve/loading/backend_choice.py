@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxserve.config.deterministic import IN_ONE_ORDER, OPERATIONS
+from jaxserve.config.deterministic import IN_ONE_ORDER, IN_ONE_PROGRAM, OPERATIONS
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
@@ -48,7 +48,7 @@ def backends_for(
         chosen = chosen.sharded()
     for operation in OPERATIONS:
         wanted = getattr(config.asked, f"{operation}_backend")
-        if wanted is None and config.asked.deterministic:
+        if wanted is None and config.asked.deterministic and platform == "cpu":
             wanted = IN_ONE_ORDER
         if wanted is None:
             continue
@@ -62,7 +62,13 @@ def backends_for(
         if operation == "linear" and wanted != "gpu":
             changed["residual_norm"] = None
         chosen = replace(chosen, **changed)
-    return replace(chosen, row_invariant=config.asked.deterministic)
+    if not config.asked.deterministic:
+        return chosen
+    chosen = chosen.in_one_order()
+    if chosen.one_program and chosen.prefill not in IN_ONE_PROGRAM:
+        allowed = f"False where prefill runs on {chosen.prefill}: {chosen.reason}"
+        raise ValidationError("deterministic", True, allowed)
+    return chosen
 
 
 def warn_of_token_scales(

@@ -242,9 +242,17 @@ def choose(
         logger.warning("text alone is read, as with limit_mm_per_prompt=0: %s", refusal)
         asked = replace(asked, limit_mm_per_prompt=0)
         config = resolve(asked, model, *of_device)
-    dtype, row_invariant = config.model.dtype, asked.row_invariant or asked.deterministic
+    dtype = config.model.dtype
     if asked.deterministic:
-        check_device(device.platform, dtype)
+        check_device(
+            asked,
+            device.platform,
+            dtype,
+            is_quantized=bool(online or found),
+            reads_images=model.images is not None and asked.max_images > 0,
+        )
+    # of other devices one program is enough
+    row_invariant = asked.row_invariant or (asked.deterministic and device.platform == "cpu")
     if asked.cpu_offload_gb:
         check_mapped(asked, device.platform, is_stored=stored)
     if in_memory:

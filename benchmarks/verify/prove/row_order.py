@@ -1,0 +1,35 @@
+"""Whether a program may sum a row in another order beside other rows: read from what was compiled.
+
+A compiled program has one grid and one tiling for each of its kernels, whatever a batch holds. What
+could still follow from other rows, or from the time, is looked for: atomics, whose order is that in
+which thread blocks come, and kernels of libraries, which divide their work as they choose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from benchmarks.verify.prove.proof import KernelUse
+
+# of PTX; fences and barriers are none
+ATOMIC = re.compile(r"\b(?:atom|red)\.[\w.:]+")
+LIBRARIES = ("__cublas", "__cudnn")
+
+
+def atomics(ptx: str) -> dict[str, int]:
+    """How often each atomic instruction stands in a piece of PTX."""
+    return dict(Counter(found.group(0) for found in ATOMIC.finditer(ptx)))
+
+
+def out_of_order(hlo: str, kernels: Iterable[KernelUse]) -> tuple[str, ...]:
+    """What of a program may sum a row in several orders, in words; empty: nothing."""
+    found = [
+        f"{kernel.name} has atomics: {', '.join(sorted(kernel.atomics))}"
+        for kernel in kernels
+        if kernel.atomics
+    ]
+    targets = set(re.findall(r'custom_call_target="([^"]*)"', hlo))
+    libraries = sorted(one for one in targets if one.startswith(LIBRARIES))
+    return (*found, *(f"{name} is a library's" for name in libraries))
