@@ -9,13 +9,14 @@ from benchmarks.determinism.requests import Asked, Told, made, next_turn
 from benchmarks.determinism.schedules import alone
 from jaxserve import LLM
 
+SIZES = {"max_num_seqs": 16, "max_num_batched_tokens": 256}
 CHATS = 6  # requests that go on for a second turn
 
 
 def deterministic_engine(model: str, dtype: str, **settings: Any) -> LLM:
-    """An engine with everything that the requests ask for."""
+    """An engine with everything that the requests ask for, and few programs to compile."""
     asked = {"deterministic": True, "enable_embeddings": True, "use_tqdm_on_load": False}
-    return LLM(model, dtype=dtype, **asked | settings)
+    return LLM(model, dtype=dtype, **asked | SIZES | settings)
 
 
 def asked_and_alone(

@@ -16,9 +16,10 @@ Triton's and cuBLAS's, and takes the fastest. The results lie beside the compila
 option `jax_persistent_cache_enable_xla_caches`: a product is timed once, not once a program.
 
 **One program** (`Backends.one_program`). What is timed may end otherwise at the next start, so
-nothing is: the tiles of each product are XLA's own for its shape, the same with the device as
-without it. Libraries, whose kernels may divide tiles of one product in several ways, are not
-called, and XLA refuses what adds by atomics.
+nothing is: all products have one tiling, with the device as without it, and K is not divided in a
+kernel. Libraries, whose kernels may divide tiles of one product in several ways, are not called.
+That no kernel adds by atomics is read in what was compiled (`prove_step --deterministic`): with
+XLA's option against them, `xla_gpu_exclude_nondeterministic_ops`, its own kernels are refused.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ REMATERIALIZATION = "rematerialization"
 # This pass divides K where a product has few tiles, and adds the parts in a kernel of its own where
 # none of XLA's follows. `pallas_kernels.linear` divides for the kernels that follow here.
 SPLIT_K = "splitk-rewriter"
+# 72 KiB of shared memory: every GPU since Ampere has them
+TILES = "block_m:64 block_n:128 block_k:64 split_k:1 num_stages:3 num_warps:4 num_ctas:1"
 PINNED: Options = {
     "xla_gpu_autotune_level": "0",
     "xla_gpu_cublas_fallback": False,
-    "xla_gpu_exclude_nondeterministic_ops": True,
+    "xla_gpu_override_gemm_autotuner": TILES,
 }
 UNKNOWN = ("No such compile option", "is not a valid enum value")
 

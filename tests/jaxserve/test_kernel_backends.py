@@ -72,9 +72,7 @@ def served(
     client.close()
 
 
-def answered(
-    client: LocalClient, requests: dict[int, SamplingParams]
-) -> Iterator[RequestOutput]:
+def answered(client: LocalClient, requests: dict[int, SamplingParams]) -> Iterator[RequestOutput]:
     """What an engine answers; a prompt follows from its length."""
     for length, params in requests.items():
         rng = random.Random(length)
