@@ -174,8 +174,7 @@ class Backends:
         if ahead and not self.sees_ahead:
             backend = "xla"
         options = self._options("prefill", backend)
-        invariant = self.row_invariant and backend == "native"
-        return options | {"row_invariant": True} if invariant else options
+        return options | {"row_invariant": True} if self.row_invariant else options
 
     @property
     def write_options(self) -> dict[str, Any]:

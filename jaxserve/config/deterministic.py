@@ -11,12 +11,11 @@ if TYPE_CHECKING:
 
 # kernels that sum a row in one order in all programs; `docs/determinism.md` says what others lack
 IN_ONE_ORDER = "native"
-# kernels of prefill that attend to a row in one order in one program, see `Backends.one_program`
-IN_ONE_PROGRAM = ("mosaic_gpu", "triton", "mosaic_tpu")
 OPERATIONS = ("decode", "prefill", "linear")
 DTYPES = ("bfloat16", "float32")
+# beside a CPU, see `Backends.one_program`; of other types, and on other platforms (by jax's names),
+# no program was read
 DTYPE_OF_ONE_PROGRAM = "bfloat16"
-# jax's names of platforms whose programs were read for it
 PLATFORMS = ("cpu", "gpu", "cuda", "tpu")
 UNKNOWN = "it is not known what functions of your own read of other rows"
 

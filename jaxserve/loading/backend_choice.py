@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 
-from jaxserve.config.deterministic import IN_ONE_ORDER, IN_ONE_PROGRAM, OPERATIONS
+from jaxserve.config.deterministic import IN_ONE_ORDER, OPERATIONS
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVFormat
 from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import Backends, KernelError, choose_backends, require_backend
+from pallas_kernels.backends import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def backends_for(
     if not config.asked.deterministic:
         return chosen
     chosen = chosen.in_one_order()
-    if chosen.one_program and chosen.prefill not in IN_ONE_PROGRAM:
+    if not resolve("prefill", chosen.prefill).in_one_order:
         allowed = f"False where prefill runs on {chosen.prefill}: {chosen.reason}"
         raise ValidationError("deterministic", True, allowed)
     return chosen

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.config.deterministic import IN_ONE_PROGRAM
-from pallas_kernels import PrefillLanes
+from pallas_kernels import KernelError, PrefillLanes
 from pallas_kernels.backends.mosaic_gpu import HopperPrefillTuning
 from pallas_kernels.backends.mosaic_tpu import TpuPrefillTuning
 from pallas_kernels.backends.triton import TritonPrefillTuning
@@ -39,7 +38,9 @@ LAYOUTS = [
 ]
 
 
-def attended(backend: str, layout: list[tuple[int, int]], window: int | None) -> dict[int, bytes]:
+def attended(
+    backend: str, layout: list[tuple[int, int]], dtype: str, **options: Any
+) -> dict[int, bytes]:
     """The bits of each token of the request that one region computes."""
     rng = np.random.default_rng(5)
     head_dim = HEAD_DIMS.get(backend, 64)
@@ -59,37 +60,55 @@ def attended(backend: str, layout: list[tuple[int, int]], window: int | None) ->
     unused = LANES - len(lanes)
     lanes += [(0, 0, 0)] * unused
     table += [pages[0]] * unused
-    call = {"backend": backend, **CALLS[backend]}
+    call = {"backend": backend, **CALLS.get(backend, {})}
     if backend == "mosaic_gpu":
         call["interpret"] = HOPPER_INTERPRETER()
     out = prefill(
-        jnp.asarray(q, jnp.bfloat16),
-        jnp.asarray(pool, jnp.bfloat16),
+        jnp.asarray(q, dtype),
+        jnp.asarray(pool, dtype),
         jnp.asarray(np.array(table), jnp.int32),
         PrefillLanes(*jnp.asarray(np.array(lanes).T, jnp.int32)),
         scale=head_dim**-0.5,
-        window=window,
+        **options,
         **call,
     )
-    bits = np.asarray(out).view(np.uint16)
-    return {token: bits[row].tobytes() for token, row in rows.items()}
+    return {token: np.asarray(out[row]).tobytes() for token, row in rows.items()}
+
+
+def several(backend: str, dtype: str, **options: Any) -> set[int]:
+    """The tokens that have other bits in some of the regions."""
+    found: dict[int, set[bytes]] = {}
+    for layout in LAYOUTS:
+        for token, bits in attended(backend, layout, dtype, **options).items():
+            found.setdefault(token, set()).add(bits)
+    assert {33, 96, 149} <= set(found)
+    return {token for token, bits in found.items() if len(bits) > 1}
 
 
 @pytest.mark.slow  # interpreters are slow
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize(
-    "backend",
+    ("backend", "dtype"),
     [
-        pytest.param(name, marks=[needs_hopper_interpreter] if name == "mosaic_gpu" else [])
-        for name in IN_ONE_PROGRAM
+        ("triton", "float32"),
+        ("triton", "bfloat16"),
+        ("mosaic_tpu", "float32"),
+        pytest.param("mosaic_gpu", "bfloat16", marks=needs_hopper_interpreter),
     ],
 )
 def test_a_token_has_the_same_bits_wherever_it_is_computed(
-    backend: str, window: int | None
+    backend: str, dtype: str, window: int | None
 ) -> None:
-    found: dict[int, set[bytes]] = {}
-    for layout in LAYOUTS:
-        for token, bits in attended(backend, layout, window).items():
-            found.setdefault(token, set()).add(bits)
-    assert {33, 96, 149} <= set(found)
-    assert {token for token, bits in found.items() if len(bits) > 1} == set()
+    assert several(backend, dtype, window=window, row_invariant=True) == set()
+
+
+@pytest.mark.slow
+def test_blocks_with_and_without_masks_are_found() -> None:
+    """Without `row_invariant` a block has masks or not by the tile that a token is in."""
+    assert several("triton", "float32", window=None)
+
+
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_others_have_no_such_order(backend: str) -> None:
+    with pytest.raises(KernelError, match=f"row_invariant=True.*{backend}"):
+        attended(backend, LAYOUTS[0], "float32", row_invariant=True)
