@@ -57,6 +57,8 @@ PINNED: Options = {
     "xla_gpu_autotune_level": "0",
     "xla_gpu_cublas_fallback": False,
     "xla_gpu_override_gemm_autotuner": TILES,
+    # what other programs have timed is not taken either
+    "xla_gpu_per_fusion_autotune_cache_dir": "",
 }
 UNKNOWN = ("No such compile option", "is not a valid enum value")
 

@@ -137,14 +137,17 @@ class Runner:
         self._num_host_pages = config.cache.num_host_pages
         self._landing: Landing | None = None
         self._host_pages: HostPages | None = None
-        self.compiler_options = accepted(
-            compiler_options(
-                mesh.devices.flat[0].platform,
-                divides_products=backends.divides_products,
-                graph_collectives=config.asked.graph_collectives,
-                one_program=backends.one_program,
-            )
+        options = compiler_options(
+            mesh.devices.flat[0].platform,
+            divides_products=backends.divides_products,
+            graph_collectives=config.asked.graph_collectives,
+            one_program=backends.one_program,
         )
+        self.compiler_options = accepted(options)
+        lost = sorted(options.keys() - self.compiler_options.keys())
+        if lost and backends.one_program:  # others lose speed alone
+            allowed = f"False with jax {jax.__version__}, whose XLA does not know {', '.join(lost)}"
+            raise ValidationError("deterministic", True, allowed)
         self._structure, self._leaves = split_model(model)
         # of the part that a device multiplies with
         dequantized = dequantized_bytes(model, backends.matmul, self._itemsize)

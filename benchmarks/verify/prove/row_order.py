@@ -2,7 +2,8 @@
 
 A compiled program has one grid and one tiling for each of its kernels, whatever a batch holds. What
 could still follow from other rows, or from the time, is looked for: atomics, whose order is that in
-which thread blocks come, and kernels of libraries, which divide their work as they choose.
+which thread blocks come, kernels of libraries, which divide their work as they choose, and products that
+are not tiled as they were told.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from benchmarks.verify.prove.proof import KernelUse
 # of PTX; fences and barriers are none
 ATOMIC = re.compile(r"\b(?:atom|red)\.[\w.:]+")
 LIBRARIES = ("__cublas", "__cudnn")
+TILING = re.compile(r'"kind":"__triton[^"]*gemm[^"]*".*?"output_tiles":\[\{"sizes":\[([^]]*)\]')
 
 
 def atomics(ptx: str) -> dict[str, int]:
@@ -32,4 +34,13 @@ def out_of_order(hlo: str, kernels: Iterable[KernelUse]) -> tuple[str, ...]:
     ]
     targets = set(re.findall(r'custom_call_target="([^"]*)"', hlo))
     libraries = sorted(one for one in targets if one.startswith(LIBRARIES))
-    return (*found, *(f"{name} is a library's" for name in libraries))
+    found += [f"{name} is a library's" for name in libraries]
+    if len(tilings(hlo)) > 1:
+        found.append(f"products have several tilings: {', '.join(sorted(tilings(hlo)))}")
+    return tuple(found)
+
+
+def tilings(hlo: str) -> set[str]:
+    """Rows x columns of the tiles of XLA's products on a GPU."""
+    sizes = (found.group(1).replace('"', "").split(",") for found in TILING.finditer(hlo))
+    return {"x".join(one[-2:]) for one in sizes}

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.verify import prove_step
 from benchmarks.verify.prove import KernelUse, Requirements, absent_mesh, prove
-from benchmarks.verify.prove.row_order import atomics, out_of_order
+from benchmarks.verify.prove.row_order import atomics, out_of_order, tilings
 from tests.absent_devices import needs_gpu_compiler, needs_tpu_compiler
 
 PTX = """
@@ -28,6 +28,18 @@ def test_atomics_and_libraries_are_found() -> None:
         "__cublas$lt$matmul is a library's",
     )
     assert out_of_order("", kernels[1:]) == ()
+
+
+def test_the_tilings_of_products_are_read() -> None:
+    def product(*sizes: int) -> str:
+        tiles = ",".join(f'"{size}"' for size in sizes)
+        kind = '"kind":"__triton_nested_gemm_fusion","block_level_fusion_config":'
+        return f'%a = f32[2] fusion(%b), {kind}{{"output_tiles":[{{"sizes":[{tiles}]}}]}}\n'
+
+    same = product(1, 64, 128) + product(64, 128)
+    assert tilings(same) == {"64x128"} and out_of_order(same, ()) == ()
+    (failure,) = out_of_order(same + product(16, 8), ())
+    assert failure == "products have several tilings: 16x8, 64x128"
 
 
 @pytest.mark.slow
