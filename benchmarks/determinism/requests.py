@@ -12,7 +12,7 @@ from jaxserve.outputs import PoolingRequestOutput, RequestOutput
 
 Told = tuple[Any, ...]  # an answer; floats by their bits
 TURN = 24  # tokens that a chat's next turn adds
-MOST_TOKENS = 24  # of an answer
+MOST_TOKENS = 40  # of an answer
 BEGINNINGS = {40: 4, 130: 4, 300: 3, 1100: 1}  # tokens, and how often one is drawn
 
 
@@ -112,7 +112,7 @@ def next_turn(rng: random.Random, before: Asked, index: int, answer: Told, vocab
 
 def params(rng: random.Random, index: int, vocab_size: int) -> Params:
     """Parameters of a request; the kinds go round by `index`."""
-    most = rng.choice([1, 3, 8, 16, MOST_TOKENS])
+    most = rng.choice([1, 3, 8, 20, MOST_TOKENS])
     common: dict[str, Any] = {"max_tokens": most, "ignore_eos": rng.random() < 0.7}
     common["seed"] = rng.randrange(2**31)
     drawn = {"temperature": rng.choice([0.6, 1.0, 1.7]), "logprobs": 2}
