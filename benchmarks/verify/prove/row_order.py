@@ -1,9 +1,9 @@
 """Whether a program may sum a row in another order beside other rows: read from what was compiled.
 
 A compiled program has one grid and one tiling for each of its kernels, whatever a batch holds. What
-could still follow from other rows, or from the time, is looked for: atomics, whose order is that in
-which thread blocks come, kernels of libraries, which divide their work as they choose, and products that
-are not tiled as they were told.
+could still follow from other rows, or from the time, is looked for: atomics on floats, whose order
+is that in which thread blocks come (sums of integers have none), kernels of libraries, which divide
+their work as they choose, and products that are not tiled as they were told.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from benchmarks.verify.prove.proof import KernelUse
 
 # of PTX; fences and barriers are none
 ATOMIC = re.compile(r"\b(?:atom|red)\.[\w.:]+")
+FUSION = re.compile(r"%([\w.\-]+) = (\(.*?\)|\S+) fusion\(")
+FLOAT = re.compile(r"\b(?:f|bf)\d")
 LIBRARIES = ("__cublas", "__cudnn")
 TILING = re.compile(r'"kind":"__triton[^"]*gemm[^"]*".*?"output_tiles":\[\{"sizes":\[([^]]*)\]')
 
@@ -27,10 +29,11 @@ def atomics(ptx: str) -> dict[str, int]:
 
 def out_of_order(hlo: str, kernels: Iterable[KernelUse]) -> tuple[str, ...]:
     """What of a program may sum a row in several orders, in words; empty: nothing."""
+    written = {re.sub(r"[.-]", "_", name): kind for name, kind in FUSION.findall(hlo)}
     found = [
         f"{kernel.name} has atomics: {', '.join(sorted(kernel.atomics))}"
         for kernel in kernels
-        if kernel.atomics
+        if kernel.atomics and FLOAT.search(written.get(kernel.name, "f32["))
     ]
     targets = set(re.findall(r'custom_call_target="([^"]*)"', hlo))
     libraries = sorted(one for one in targets if one.startswith(LIBRARIES))

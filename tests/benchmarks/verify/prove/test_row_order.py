@@ -28,6 +28,11 @@ def test_atomics_and_libraries_are_found() -> None:
         "__cublas$lt$matmul is a library's",
     )
     assert out_of_order("", kernels[1:]) == ()
+    counted = [KernelUse("loop_fusion_3", "xla", atomics={"atom.global.add.u32": 1})]
+    assert out_of_order("%loop_fusion.3 = s32[8]{0} fusion(%a), kind=kLoop", counted) == ()
+    for kind in ("f32[8]{0}", "(s32[8]{0}, bf16[8]{0})"):
+        (failure,) = out_of_order(f"ROOT %loop_fusion.3 = {kind} fusion(%a)", counted)
+        assert failure == "loop_fusion_3 has atomics: atom.global.add.u32"
 
 
 def test_the_tilings_of_products_are_read() -> None:
