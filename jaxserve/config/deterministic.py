@@ -33,7 +33,7 @@ def check_settings(config: EngineConfig) -> None:
             allowed = f"{IN_ONE_ORDER} or none with deterministic: others sum by the rows of a step"
             raise ValidationError(name, value, allowed)
     if config.tensor_parallel_size != 1:
-        allowed = "1 with deterministic: the native kernels run on one device"
+        allowed = "1 with deterministic, which has one device"
         raise ValidationError("tensor_parallel_size", config.tensor_parallel_size, allowed)
     for name in ("features", "logits_processors"):
         if value := getattr(config, name):
@@ -41,7 +41,13 @@ def check_settings(config: EngineConfig) -> None:
 
 
 def check_device(
-    config: EngineConfig, platform: str, dtype: str, *, is_quantized: bool, reads_images: bool
+    config: EngineConfig,
+    platform: str,
+    dtype: str,
+    *,
+    is_quantized: bool,
+    is_sparse: bool,
+    reads_images: bool,
 ) -> None:
     """Refuse devices, types and formats of which it is not known that a row has one order.
 
@@ -50,6 +56,7 @@ def check_device(
         platform: jax's name of the devices'.
         dtype: of the model.
         is_quantized: whether weights are.
+        is_sparse: whether the model is a mixture of experts.
         reads_images: whether requests may bring images.
 
     Raises:
@@ -65,6 +72,9 @@ def check_device(
     where = f"with deterministic on platform {platform}"
     if dtype != DTYPE_OF_ONE_PROGRAM:
         raise ValidationError("dtype", dtype, f"{DTYPE_OF_ONE_PROGRAM} {where}")
+    if is_sparse:
+        allowed = f"False for a mixture of experts on platform {platform}"
+        raise ValidationError("deterministic", True, allowed)
     if is_quantized:
         allowed = f"weights that are not quantised {where}"
         raise ValidationError("quantization", config.quantization or "of the checkpoint", allowed)

@@ -36,6 +36,7 @@ from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.models.linear import LinearForm
+from jaxserve.models.moe import MoeConfig
 from jaxserve.models.store import holds_integers, read_scales, stored_plan, stored_quantization
 from jaxserve.models.weight_plan import (
     Plan,
@@ -249,6 +250,7 @@ def choose(
             device.platform,
             dtype,
             is_quantized=bool(online or found),
+            is_sparse=isinstance(model, MoeConfig),
             reads_images=model.images is not None and asked.max_images > 0,
         )
     # of other devices one program is enough

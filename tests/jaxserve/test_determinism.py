@@ -64,6 +64,7 @@ def test_what_it_rules_out_is_refused_by_name(settings: dict[str, Any], named: s
     [
         ("rocm", "bfloat16", {}, "deterministic=True"),
         ("tpu", "float32", {}, "dtype='float32'"),
+        ("gpu", "bfloat16", {"is_sparse": True}, "deterministic=True.*experts"),
         ("gpu", "bfloat16", {"quantization": "int8"}, "quantization='int8'"),
         ("gpu", "bfloat16", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8'"),
         ("tpu", "bfloat16", {"limit_mm_per_prompt": 2}, "limit_mm_per_prompt=2"),
@@ -72,13 +73,14 @@ def test_what_it_rules_out_is_refused_by_name(settings: dict[str, Any], named: s
 def test_what_was_not_read_of_other_devices_is_refused_by_name(
     platform: str, dtype: str, settings: dict[str, Any], named: str
 ) -> None:
-    def check(dtype: str, **settings: Any) -> None:
+    def check(dtype: str, is_sparse: bool = False, **settings: Any) -> None:
         config = EngineConfig(model=MODEL, deterministic=True, **settings)
         check_device(
             config,
             platform,
             dtype,
             is_quantized=config.quantization is not None,
+            is_sparse=is_sparse,
             reads_images=bool(config.limit_mm_per_prompt),
         )
 
