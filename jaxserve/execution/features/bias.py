@@ -61,7 +61,9 @@ class Bias(Feature):
 
     def pack(self, inputs: BiasInputs, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         inputs.row[:] = np.iinfo(np.int32).max
-        inputs.token[:] = np.arange(len(inputs.token))  # no place of those that are dropped is twice
+        inputs.token[:] = np.arange(
+            len(inputs.token)
+        )  # no place of those that are dropped is twice
         begin = 0
         for place, _, slot in rows:
             tokens, values = self._entries[slot]
