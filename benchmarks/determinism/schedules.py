@@ -92,13 +92,13 @@ def alone(llm: LLM, requests: Sequence[Asked]) -> list[Told]:
 # engines that answer as the one that answers each request alone; few pages make requests lose slots
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "short of pages": {"num_pages": 11, "max_model_len": 112},
+    "short of pages": {"num_pages": 18, "max_model_len": 160},
     "small chunks": {"prefill_chunk": 37, "max_num_batched_tokens": 48, "max_num_seqs": 24},
     "without a prefix cache": {"enable_prefix_caching": False, "num_pages": 130},
     "small pages, no overlap": {
         "block_size": 8,
-        "num_pages": 20,
-        "max_model_len": 112,
+        "num_pages": 34,
+        "max_model_len": 160,
         "overlap": False,
     },
 }
