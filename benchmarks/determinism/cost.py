@@ -102,8 +102,11 @@ def main(words: list[str] | None = None) -> int:
                 engine(model, dtype, place, slots) as usual,
                 engine(model, dtype, place, slots, deterministic=True) as fixed,
             ):
-                cases = [(rows, (options.prompt,)) for rows in options.rows]
-                for rows, lengths in [*cases, (mixed, mixed_lengths)]:
+                cases: list[tuple[int, tuple[int, ...]]] = [
+                    *((rows, (options.prompt,)) for rows in options.rows),
+                    (mixed, mixed_lengths),
+                ]
+                for rows, lengths in cases:
                     rng, output = random.Random(rows), output_of(rows, options.tokens)
                     found = []
                     for number in range(options.rounds + 1):  # the first warms up

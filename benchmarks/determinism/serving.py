@@ -15,8 +15,9 @@ CHATS = 6  # requests that go on for a second turn
 
 def deterministic_engine(model: str, dtype: str, **settings: Any) -> LLM:
     """An engine with everything that the requests ask for, and few programs to compile."""
-    asked = {"deterministic": True, "enable_embeddings": True, "use_tqdm_on_load": False}
-    return LLM(model, dtype=dtype, **asked | SIZES | settings)
+    asked: dict[str, Any] = {"deterministic": True, "enable_embeddings": True}
+    asked |= {"use_tqdm_on_load": False, **SIZES}
+    return LLM(model, dtype=dtype, **asked | settings)
 
 
 def asked_and_alone(

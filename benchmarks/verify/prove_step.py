@@ -271,7 +271,7 @@ def requirements(
     setting: Setting, config: ModelConfig, backends: Backends, step: StepShape, pool_bytes: int
 ) -> Requirements:
     """The demands on the step: matrix instructions, few kernels, the pool in place."""
-    used = {}
+    used: dict[str, Any] = {}
     if not backends.one_program:
         used["paged_decode"] = resolve("decode", backends.decode)
     if step.num_prefill:
