@@ -60,7 +60,8 @@ class Backends:
         matmul: for quantized_matmul, the best first: a product takes the first that covers it.
         experts: for grouped_linear, where `linear` is not "native".
         route: for route, the best first.
-        row_invariant: whether a prompt's rows are attended to as decode rows are, in one order.
+        row_invariant: whether a prompt's rows are attended to as decode rows are, in one order, and
+            whatever rows are beside them; see `one_program`.
     """
 
     decode: str
@@ -80,6 +81,21 @@ class Backends:
     experts: str = "xla"
     route: tuple[str, ...] = ("xla",)
     row_invariant: bool = False
+
+    @property
+    def one_program(self) -> bool:
+        """Whether rows are in one order only within one compiled program.
+
+        An engine has no other program then, and its decode rows are lanes of prefill: products are
+        divided, and their tiles chosen, by the rows of a program. The native kernels need no such
+        thing.
+        """
+        return self.row_invariant and self.prefill != "native"
+
+    def in_one_order(self) -> Backends:
+        """The same, with rows summed in one order, see `row_invariant`."""
+        chosen = replace(self, row_invariant=True)
+        return replace(chosen, decode_and_write=None) if chosen.one_program else chosen
 
     @property
     def divides_products(self) -> bool:

@@ -139,13 +139,17 @@ class Runner:
         self._num_host_pages = config.cache.num_host_pages
         self._landing: Landing | None = None
         self._host_pages: HostPages | None = None
-        self.compiler_options = accepted(
-            compiler_options(
-                mesh.devices.flat[0].platform,
-                divides_products=backends.divides_products,
-                graph_collectives=config.asked.graph_collectives,
-            )
+        options = compiler_options(
+            mesh.devices.flat[0].platform,
+            divides_products=backends.divides_products,
+            graph_collectives=config.asked.graph_collectives,
+            one_program=backends.one_program,
         )
+        self.compiler_options = accepted(options)
+        lost = sorted(options.keys() - self.compiler_options.keys())
+        if lost and backends.one_program:  # others lose speed alone
+            allowed = f"False with jax {jax.__version__}, whose XLA does not know {', '.join(lost)}"
+            raise ValidationError("deterministic", True, allowed)
         self._structure, self._leaves = split_model(model)
         # of the part that a device multiplies with
         dequantized = dequantized_bytes(model, backends.matmul, self._itemsize)
@@ -163,7 +167,7 @@ class Runner:
             model_config.hidden_size,
             self.max_prefill_tokens,
             model_config,
-            draws_on(mesh, backends, apart=config.asked.deterministic),
+            draws_on(mesh, backends, apart=backends.row_invariant and self._is_cpu),
             config.asked.deterministic,
             self._max_num_seqs,
         )
@@ -190,6 +194,8 @@ class Runner:
             1 + self.num_drafts,
             self.drafts_for,
         )
+        if backends.one_program:
+            del self._shapes[1:]  # the first serves every step
         self._flops_per_token = 2.0 * sum(leaf.size for leaf in self._leaves)
         self._numbers_per_token = self._flops_per_token / defaults.flops_per_number
         self.first_runs: dict[StepShape, float] = {}

@@ -15,6 +15,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVFormat
 from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import Backends, KernelError, choose_backends, require_backend
+from pallas_kernels.backends import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def backends_for(
         chosen = chosen.sharded()
     for operation in OPERATIONS:
         wanted = getattr(config.asked, f"{operation}_backend")
-        if wanted is None and config.asked.deterministic:
+        if wanted is None and config.asked.deterministic and platform == "cpu":
             wanted = IN_ONE_ORDER
         if wanted is None:
             continue
@@ -62,7 +63,13 @@ def backends_for(
         if operation == "linear" and wanted != "gpu":
             changed["residual_norm"] = None
         chosen = replace(chosen, **changed)
-    return replace(chosen, row_invariant=config.asked.deterministic)
+    if not config.asked.deterministic:
+        return chosen
+    chosen = chosen.in_one_order()
+    if not resolve("prefill", chosen.prefill).in_one_order:
+        allowed = f"False where prefill runs on {chosen.prefill}: {chosen.reason}"
+        raise ValidationError("deterministic", True, allowed)
+    return chosen
 
 
 def warn_of_token_scales(

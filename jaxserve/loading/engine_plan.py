@@ -37,6 +37,7 @@ from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.models.linear import LinearForm
+from jaxserve.models.moe import MoeConfig
 from jaxserve.models.store import holds_integers, read_scales, stored_plan, stored_quantization
 from jaxserve.models.weight_plan import (
     Plan,
@@ -256,9 +257,18 @@ def choose(
         logger.warning("text alone is read, as with limit_mm_per_prompt=0: %s", refusal)
         asked = replace(asked, limit_mm_per_prompt=0)
         config = resolve(asked, model, *of_device)
-    dtype, row_invariant = config.model.dtype, asked.row_invariant or asked.deterministic
+    dtype = config.model.dtype
     if asked.deterministic:
-        check_device(device.platform, dtype)
+        check_device(
+            asked,
+            device.platform,
+            dtype,
+            is_quantized=bool(online or found),
+            is_sparse=isinstance(model, MoeConfig),
+            reads_images=model.images is not None and asked.max_images > 0,
+        )
+    # of other devices one program is enough
+    row_invariant = asked.row_invariant or (asked.deterministic and device.platform == "cpu")
     if asked.cpu_offload_gb:
         check_mapped(asked, device.platform, is_stored=stored)
     if in_memory:

@@ -53,6 +53,22 @@ class PagedBatch(NamedTuple):
     looks_ahead: jax.Array | None = None
 
 
+def all_as_lanes(batch: PagedBatch, pages: GroupTables) -> tuple[jax.Array, PrefillLanes]:
+    """The page table and lanes of a region of all tokens, in which a decode row is a lane of one.
+
+    A kernel of prefill attends to a token of a lane in one order, whatever the lane's length.
+    """
+    assert batch.query_lens is None and batch.last_seen is None
+    lens = batch.decode_lens
+    rows = jnp.arange(len(lens), dtype=jnp.int32)
+    decode = PrefillLanes(rows, jnp.minimum(lens, 1), jnp.maximum(lens - 1, 0))
+    if batch.lanes is None or pages.lane_table is None:
+        return pages.decode_table, decode
+    behind = batch.lanes._replace(start=batch.lanes.start + len(lens))
+    lanes = PrefillLanes(*(jnp.concatenate(both) for both in zip(decode, behind, strict=True)))
+    return jnp.concatenate([pages.decode_table, pages.lane_table]), lanes
+
+
 def make_attend(
     config: ModelConfig,
     cache: KVCache,
@@ -108,6 +124,11 @@ def make_attend(
                 "soft_cap": config.attention_soft_cap,
                 "window": config.layer_window(layer),
             }
+            if backends.one_program:
+                every = all_as_lanes(batch, pages)
+                ahead = {"last_seen": None, "looks_ahead": None}
+                out = cache.prefill(held, layer, q, *every, **options, **ahead)
+                return out[:, :, :head_dim], held
             table = pages.decode_table, batch.decode_lens
             of_decode = {**options, "query_lens": batch.query_lens}
             if backends.decode_and_write:
