@@ -440,3 +440,15 @@ def test_a_request_that_repeats_itself_ends() -> None:
         ends += scheduler.commit(plan, *device.run(plan)).ends.values()
     assert request.output_token_ids == first_twice(prompt)
     assert ends == [End(FinishReason.REPETITION, None)]
+
+
+def test_stages_have_a_step_of_other_requests_each() -> None:
+    scheduler, device = start(simple(max_num_seqs=4, overlap=True, num_stages=2))
+    for name in "abcd":
+        scheduler.add(make_request(name, [5, 6], 9))
+    step(scheduler, device)
+    first, second = scheduler.plan(), scheduler.plan()
+    assert [names(plan)[0] for plan in (first, second)] == [["a", "b"], ["c", "d"]]
+    assert not scheduler.plan(), "their tokens are not seen"
+    scheduler.commit(first, *device.run(first))
+    assert names(scheduler.plan())[0] == ["a", "b"]
