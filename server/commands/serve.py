@@ -26,6 +26,7 @@ from server.commands.engine_flags import (
 )
 from server.commands.log_flags import add_log_flags, unlogged_paths
 from server.commands.parser_flags import add_parser_flags, parsers
+from server.commands.process_place import OF_LAUNCHER, find_processes
 from server.commands.socket_flags import add_socket_flags, check_socket_flags
 from server.commands.surface_flags import add_surface_flags, options
 from server.commands.vllm_flags import add_vllm_flags, check_vllm_flags
@@ -73,7 +74,7 @@ def register(subparsers: Any) -> None:
     add_edge_flags(parser)
     add_engine_flags(parser)
     add_vllm_flags(parser)
-    parser.set_defaults(func=run, loads_model=True, others=(), **SERVER_QUEUE)
+    parser.set_defaults(func=run, loads_model=True, others=(), **SERVER_QUEUE, **OF_LAUNCHER)
 
 
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +156,7 @@ def asked_for(args: argparse.Namespace) -> Asked:
     Raises:
         ValidationError: a value that is not allowed.
     """
+    find_processes(args)
     check_vllm_flags(args)
     config = engine_config(args)
     if ":" in config.scheduling_policy:  # a class, which every process imports
