@@ -65,6 +65,7 @@ def read_quantized(
     kept_as_stored = first is not None and same_elements(format.stored, first.stored)
     groups = format.stored.groups(shape[-1])
     values = aligned_empty(wanted.values.shape, format.dtype)
+    by_block = values.reshape(-1, values.shape[-1])
     scales = np.empty((*shape[:-1], groups), np.float32)
     zeros = None if format.zero_dtype is None else np.empty(scales.shape, format.zero_dtype)
 
@@ -103,7 +104,7 @@ def read_quantized(
         kept, kept_zeros = format.as_kept(*found)
         if format.in_blocks:
             block = start * outputs // LANES
-            values[block : block + len(kept)] = kept
+            by_block[block : block + len(kept)] = kept
         else:
             values[rows] = kept.reshape(values[rows].shape)
         scales[rows] = found.scales.reshape(scales[rows].shape)

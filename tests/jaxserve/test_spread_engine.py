@@ -47,9 +47,9 @@ def answers(folder: Path, quantization: str, *devices: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("case", "quantization", "devices"),
     [
-        ("llama_gqa", "int4", ("2", "4", "8")),
-        ("llama_gqa", "", ("8",)),
-        ("qwen3_moe", "int4", ("2", "8")),
+        ("llama_gqa", "int4", ("2", "4:native", "8")),
+        ("llama_gqa", "", ("8:native",)),
+        ("qwen3_moe", "int4", ("2:native", "8")),
     ],
 )
 def test_tokens_are_those_of_one_device(
@@ -67,8 +67,8 @@ def test_activations_are_rounded_on_each_device(model_folder: Any) -> None:
     Measured on this model: 0.10 and 0.12 at the most, where those of one device are up to 0.14 from
     the model's that is not quantised. A wrong scale would be far off.
     """
-    found = answers(model_folder("llama_gqa", **SIZES), "int8", "2", "8")
-    for devices in ("2", "8"):
+    found = answers(model_folder("llama_gqa", **SIZES), "int8", "2", "8:native")
+    for devices in ("2", "8:native"):
         for one, other in zip(found["1"][1], found[devices][1], strict=True):
             shared = one.keys() & other.keys()
             assert len(shared) >= 2
