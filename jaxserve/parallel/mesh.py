@@ -6,6 +6,7 @@ import functools
 import os
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jaxserve.errors import ValidationError
@@ -64,6 +65,15 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
         axis_types=(AxisType.Auto, AxisType.Auto),
         devices=available[:tensor_parallel_size],
     )
+
+
+def own_part(mesh: Mesh) -> Mesh:
+    """The mesh of those devices that this process has; all, where there is one process."""
+    own = [one for one in mesh.devices.flat if one.process_index == jax.process_index()]
+    if len(own) == mesh.size:
+        return mesh
+    devices = np.array(own).reshape(1, -1)
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def row_spec(rows: int, mesh: Mesh) -> PartitionSpec:
