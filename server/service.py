@@ -326,7 +326,6 @@ class Service:
         )
 
 
-
 def _come_again(text: str, seconds: int) -> ApiError:
     return ApiError(503, text, headers={"Retry-After": str(seconds)})
 

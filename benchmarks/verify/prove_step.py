@@ -160,7 +160,7 @@ class Setting:
             self.config(), DTYPE, platform, self.page_size, self.devices
         )
         chosen = choose_backends(device_name(self.kind), platform, shape)
-        return chosen.sharded() if is_divided(self.devices) else chosen
+        return chosen.sharded(whole_blocks=True) if is_divided(self.devices) else chosen
 
     def cache(self) -> KVCache:
         """The engine's KV cache, of the pages that are given."""

@@ -91,7 +91,6 @@ class WeightFormat:
                 f"{self.stored.kind} weights are no whole blocks of {unit} on each device",
             )
 
-
     @property
     def is_channel8(self) -> bool:
         """Whether the weight is the 8-bit one of `pallas_kernels.linear`, with rounded rows."""

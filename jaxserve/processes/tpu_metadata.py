@@ -35,7 +35,9 @@ def slice_variables(environ: Mapping[str, str], pci: Path = PCI) -> dict[str, st
         return {}
     host = environ.get("GCE_METADATA_IP", HOST)
     try:
-        number, hosts = (_asked(host, name) for name in ("agent-worker-number", "worker-network-endpoints"))
+        number, hosts = (
+            _asked(host, name) for name in ("agent-worker-number", "worker-network-endpoints")
+        )
     except (OSError, http.client.HTTPException) as error:
         logger.warning("the metadata of this TPU VM are not there: %s: %s", host, error)
         return {}
@@ -48,7 +50,9 @@ def has_chips(pci: Path = PCI) -> bool:
     """Whether a TPU is on the PCI bus."""
     try:
         found = [*pci.iterdir()] if pci.is_dir() else []
-        return any(_text(one / "vendor") == GOOGLE and _text(one / "device") in CHIPS for one in found)
+        return any(
+            _text(one / "vendor") == GOOGLE and _text(one / "device") in CHIPS for one in found
+        )
     except OSError:  # a device has gone, or may not be looked at
         return False
 

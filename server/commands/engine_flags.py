@@ -78,7 +78,11 @@ def engine_config(args: argparse.Namespace, path: str | None = None) -> EngineCo
     unset = {name for name, item in settings.items() if not item.optional}
     with renamed(lambda name: "--" + name.replace("_", "-")):
         given = by_settings(
-            {k: v for k, v in vars(args).items() if k in known and (v is not None or k not in unset)}
+            {
+                k: v
+                for k, v in vars(args).items()
+                if k in known and (v is not None or k not in unset)
+            }
         )
     given["model"] = path
     served = tuple(given.get("served_model_name") or ())

@@ -40,7 +40,7 @@ def place(environ: dict[str, str]) -> tuple[Any, ...] | None:
     host = None
     if found.coordinator is not None:
         host, port = address_of(found.coordinator)
-        assert FIRST_PORT <= port < FIRST_PORT + NUM_PORTS < 65536 or found.launcher[:3] == "JAX"
+        assert FIRST_PORT <= port < FIRST_PORT + NUM_PORTS <= 65536 or environ.keys() >= JAX.keys()
     return found.num_processes, found.process_id, host, found.spans_hosts, found.is_certain
 
 
@@ -68,7 +68,10 @@ def place(environ: dict[str, str]) -> tuple[Any, ...] | None:
         ),
         (SLURM | OPEN_MPI, (4, 3, "10.96.0.1", True, False)),
         (TPU, (2, 1, "t-0.svc", True, True)),
-        (TPU | {"TPU_PROCESS_ADDRESSES": "10.0.0.7:8471,10.0.0.8:8471"}, (2, 1, "10.0.0.7", *[True] * 2)),
+        (
+            TPU | {"TPU_PROCESS_ADDRESSES": "10.0.0.7:8471,10.0.0.8:8471"},
+            (2, 1, "10.0.0.7", *[True] * 2),
+        ),
         (TPU | {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, None),
         (TPU | {"MEGASCALE_NUM_SLICES": "2"}, None),
         ({"TPU_WORKER_ID": "0"}, None),

@@ -31,7 +31,6 @@ class Front:
     def kill(self) -> None:
         self.kills += 1
 
-
     def lost(self) -> None:
         self.is_lost = True
 
@@ -69,8 +68,6 @@ def test_one_that_dies_before_it_answers_ends_the_server(hub: Any) -> None:
         assert hub.error is None
         hub._ended(hub.made[-1], "ended with exit code 1")
     assert len(hub.made) == MOST_DEATHS and "ended with exit code 1" in hub.error
-
-
 
 
 def test_a_front_whose_loop_stands_still_is_killed_once(hub: Any) -> None:
