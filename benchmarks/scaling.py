@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.model_shapes import write_config
 from jaxserve import LLM, SamplingParams
@@ -139,7 +139,7 @@ def _cells(name: str, kind: str, one: Estimate, fewest: Estimate) -> Iterator[st
     yield "" if one is fewest else f"x {fewest.seconds / one.seconds:.1f}"
 
 
-def measure(name: str, devices: int, tokens: int) -> float:
+def measure(name: str, devices: int, tokens: int, **settings: Any) -> float:
     """Output tokens a second of ROWS requests at once: the second of two runs, random weights."""
     with TemporaryDirectory() as folder:
         path = write_config(name, Path(folder) / name)
@@ -151,6 +151,7 @@ def measure(name: str, devices: int, tokens: int) -> float:
             max_num_seqs=ROWS,
             max_model_len=CONTEXT,
             enable_prefix_caching=False,
+            **settings,
         )
         params = SamplingParams(
             temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
@@ -171,14 +172,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--measure", choices=SHAPES, help="a model, on the devices that are here")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    for name in ("linear_backend", "quantization"):
+        parser.add_argument("--" + name.replace("_", "-"), help="of the engine that is measured")
     options = parser.parse_args(arguments)
     if options.measure is None:
         print(table())
         return 0
     print(describe(environment()))
+    settings = {"linear_backend": options.linear_backend, "quantization": options.quantization}
     first = 0.0
     for devices in options.devices:
-        rate = measure(options.measure, devices, options.tokens)
+        rate = measure(options.measure, devices, options.tokens, **settings)
         first = first or rate
         print(
             f"{options.measure} over {devices}: {rate:,.1f} tok/s, x {rate / first:.2f}", flush=True

@@ -14,6 +14,11 @@ set anew in the graph. While a profiler listens XLA launches kernel by kernel.
 **Autotuning.** Where the device is there, XLA times several kernels for each matrix product,
 Triton's and cuBLAS's, and takes the fastest. The results lie beside the compilation cache, by JAX's
 option `jax_persistent_cache_enable_xla_caches`: a product is timed once, not once a program.
+
+**Overlap of sums over devices.** XLA starts a sum and goes on until its result is needed. Here that
+is at once: the norm behind attention or MLP reads it, and a step has no other work meanwhile. So
+the latency-hiding scheduler, which would move work between start and end of a sum, has none to
+move. It is off: its other orders hold buffers for longer. A TPU's compiler has its own.
 """
 
 from __future__ import annotations
@@ -67,6 +72,7 @@ def compiler_options(
         "xla_gpu_enable_command_buffer": ",".join(commands),
         "xla_gpu_graph_min_graph_size": LEAST_GRAPH,
         "xla_gpu_autotune_level": AUTOTUNE_LEVEL,
+        "xla_gpu_enable_latency_hiding_scheduler": False,
     }
 
 
