@@ -51,8 +51,6 @@ class Estimate:
     links: float
 
 
-
-
 def over_hosts(device: Device, devices: int) -> Device:
     """The device with the link that its sums go over."""
     if devices <= ON_HOST or device.platform != "gpu":
