@@ -74,7 +74,7 @@ def register(subparsers: Any) -> None:
     add(
         "--scaling",
         action="store_true",
-        help="beside the plan what more devices, on one host and on up to 4, bring to a decode step",
+        help="beside the plan what more devices, on up to 4 hosts, bring to a decode step",
     )
     settings = parser.add_argument_group("settings of the engine")
     for name in SETTINGS:
