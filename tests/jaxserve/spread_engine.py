@@ -53,7 +53,7 @@ def answers(folder: str, settings: Any, prompts: list[list[int]], place: str) ->
     (beams,) = llm.beam_search(start, BeamSearchParams(2, 6, ignore_eos=True))
     pages = llm.client.engine.stats().pages
     assert pages.num_found > 0, "the prefix cache has served"
-    assert pages.tiers is None or pages.tiers.num_back > 0 or "kv_offloading_size" not in settings
+    assert "kv_offloading_size" not in settings or pages.tiers.num_back > 0
     logprobs = [{str(k): v.logprob for k, v in one.logprobs[0].items()} for one in first]
     tokens = [[*one.token_ids] for one in found] + [[*one.tokens] for one in beams.sequences]
     return tokens, logprobs

@@ -1,5 +1,5 @@
-"""Engines over 2, 4 and 8 fake devices and on one: few KV heads, quantised weights and pages, experts,
-tiers, the prefix cache, beams."""
+"""Engines over 2, 4 and 8 fake devices and on one: few KV heads, quantised weights and pages,
+experts, tiers, the prefix cache, beams."""
 
 from __future__ import annotations
 
