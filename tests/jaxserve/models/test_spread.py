@@ -16,13 +16,14 @@ from benchmarks.model_shapes import SHAPES
 from checkpoints import CheckpointError
 from checkpoints.quantized import Encoding
 from jaxserve.errors import ValidationError
-from jaxserve.models import store
-from jaxserve.models.config_reader import model_config_of
+from jaxserve.models import quantize, store
+from jaxserve.models.config_reader import model_config_of, read_model_config
 from jaxserve.models.export import tensors_of
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.sources import Part, Source
-from jaxserve.models.weights import abstract_model
+from jaxserve.models.weights import abstract_model, opened_model
+from jaxserve.parallel import make_mesh
 from pallas_kernels.native.weights import pack_native
 
 SHAPE = {**SHAPES["llama-1b"], "num_hidden_layers": 1, "vocab_size": 64}
@@ -174,3 +175,30 @@ def test_a_block_on_two_devices_is_refused() -> None:
             call()
         assert (caught.value.field, caught.value.value) == ("linear_backend", "native")
     assert native.divided(32, 2) == native
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True])
+def test_rows_of_other_processes_are_not_read(
+    native: bool, model_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folder("llama_gqa", num_key_value_heads=4, num_attention_heads=8)
+    config, mesh = read_model_config(folder), make_mesh()
+    form = LinearForm("native" if native else "xla", "int4")
+    seen: list[int] = []
+
+    def rows_of(wide: Any, stored: Any) -> Any:
+        seen.append(len(wide))
+        return rounded(wide, stored)
+
+    rounded = quantize.quantized_rows
+    monkeypatch.setattr(quantize, "quantized_rows", rows_of)
+    with opened_model(folder, config, mesh=mesh, dtype="float32", form=form) as (model, make):
+        (place, variable), *_ = (
+            item for item in nnx.to_flat_state(nnx.split(model)[1]) if "qkv" in item[0]
+        )
+        whole = make(place, variable).stored_arrays()
+        monkeypatch.setattr(quantize, "_own_rows", lambda wanted: (2, 4))
+        own = make(place, variable).stored_arrays()
+    assert (own[0][2:] == whole[0][2:]).all() and (own[1][2:] == whole[1][2:]).all()
+    assert seen == [seen[0], seen[0] // 2]
