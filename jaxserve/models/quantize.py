@@ -53,8 +53,8 @@ def read_quantized(
 ) -> QuantArray:
     """A weight as `wanted` keeps it, in NumPy arrays.
 
-    Where the checkpoint's rows lie one after the other it is a few rows at a time, so that no weight
-    is whole in a wider type, and of rows that devices divide those alone that this process has.
+    Where the checkpoint's rows lie one after the other, a few are read at a time, so that no weight
+    is whole in a wider type. Of rows that devices divide, those of this process alone are read.
 
     Raises:
         CheckpointError: a tensor that cannot be read, or scales or floats that are not finite.
