@@ -72,7 +72,7 @@ def own_part(mesh: Mesh) -> Mesh:
     own = [one for one in mesh.devices.flat if one.process_index == jax.process_index()]
     if len(own) == mesh.size:
         return mesh
-    devices = np.array(own).reshape(1, -1)
+    devices = np.array(own).reshape(*(1,) * (mesh.devices.ndim - 1), -1)
     return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
