@@ -156,7 +156,6 @@ def asked_for(args: argparse.Namespace) -> Asked:
     Raises:
         ValidationError: a value that is not allowed.
     """
-    find_processes(args)
     check_vllm_flags(args)
     config = engine_config(args)
     if ":" in config.scheduling_policy:  # a class, which every process imports
@@ -218,6 +217,7 @@ def _parts_of_models(args: argparse.Namespace) -> list[ModelPart]:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
     _check_fronts(args)
+    find_processes(args)
     config, told, isolation = asked_for(args)
     place, others = places(config)[0], []
     if args.others:
