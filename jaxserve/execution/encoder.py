@@ -117,7 +117,9 @@ class Encoder:
         # one process compiles it, and no other one has a part of the timing of its kernels
         is_gpu = self._everywhere.mesh.devices.flat[0].platform == "gpu"
         alone = is_gpu and jax.process_count() > 1
-        options = {"xla_gpu_shard_autotuning": False} if alone else None
+        options: dict[str, str | bool] | None = None
+        if alone:
+            options = {"xla_gpu_shard_autotuning": False}
         for size in self.sizes:
             run, given = self.program(size)
             self._programs[size] = jax.jit(run).lower(*given).compile(options)

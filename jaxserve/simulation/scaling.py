@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
+from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.simulation.devices import Device, device_of
 from jaxserve.simulation.setting import Setting, settle
@@ -78,7 +79,8 @@ def estimate(
         devices: that share the model.
         quantization: of the weights; "": as the model's type.
     """
-    sizes = {"tensor_parallel_size": devices, "max_model_len": CONTEXT, "max_num_seqs": ROWS}
+    shape = {"tensor_parallel_size": devices, "max_model_len": CONTEXT, "max_num_seqs": ROWS}
+    sizes: dict[str, Any] = shape
     device = over_hosts(device_of(kind), devices)
     try:
         setting = settle(replace(asked, **sizes), model, device, quantization)
@@ -101,10 +103,10 @@ def estimate(
 
 
 def _seconds(setting: Setting) -> float:
-    plan = StepPlan()
-    plan.rows.requests, plan.rows.lengths = [None] * ROWS, [1] * ROWS
+    plan, nobody = StepPlan(), cast(list[Request], [None] * ROWS)
+    plan.rows.requests, plan.rows.lengths = nobody, [1] * ROWS
     plan.rows.starts = [CONTEXT - 1] * ROWS
-    plan.samples.requests = [None] * ROWS
+    plan.samples.requests = nobody
     return Roofline(setting, Rates.of_data_sheet(setting.device)).of(plan, 0).device
 
 
