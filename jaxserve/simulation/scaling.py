@@ -79,11 +79,10 @@ def estimate(
         devices: that share the model.
         quantization: of the weights; "": as the model's type.
     """
-    shape = {"tensor_parallel_size": devices, "max_model_len": CONTEXT, "max_num_seqs": ROWS}
-    sizes: dict[str, Any] = shape
+    sizes = replace(asked, tensor_parallel_size=devices, max_model_len=CONTEXT, max_num_seqs=ROWS)
     device = over_hosts(device_of(kind), devices)
     try:
-        setting = settle(replace(asked, **sizes), model, device, quantization)
+        setting = settle(sizes, model, device, quantization)
     except ValidationError:
         return None
     pages = ROWS * CONTEXT // setting.config.cache.page_size
