@@ -48,8 +48,8 @@ def answers(folder: Path, settings: dict[str, Any], *places: str) -> dict[str, A
 @pytest.mark.parametrize(
     ("case", "settings", "places"),
     [
-        ("llama_gqa", {"quantization": "int4"}, ("2", "4:native", "8")),
-        ("llama_gqa", {"kv_cache_dtype": "int8", "kv_offloading_size": 0.01}, ("4", "8:native")),
+        ("llama_gqa", {"quantization": "int4"}, ("2", "8:native")),
+        ("llama_gqa", {"kv_cache_dtype": "int8", "kv_offloading_size": 0.01}, ("4:native",)),
         ("qwen3_moe", {"quantization": "int4"}, ("2:native", "8")),
     ],
 )
