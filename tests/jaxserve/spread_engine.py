@@ -33,7 +33,7 @@ def answers(folder: str, settings: Any, prompts: list[list[int]], place: str) ->
         max_num_seqs=2,
         max_num_batched_tokens=16,
         block_size=8,
-        num_pages=20,
+        num_pages=14,
         compile_ahead=2,
         compile_in_background=False,
         **settings,

@@ -28,7 +28,13 @@ KEYS = """
 - {key: few, name: few, requests_per_minute: 3}
 - {key: other, name: other}
 """
-BODY = {"prompt": "A", "max_tokens": 100, "ignore_eos": True, "skip_special_tokens": False}
+BODY = {
+    "prompt": "A",
+    "max_tokens": 100,
+    "seed": 3,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+}
 CONTROL = ("--enable-control-routes", "--enable-server-load-tracking")
 SIZES = ("--max-num-seqs", "4", "--max-model-len", "256", "--max-queue-wait", "none")
 STEP_S = "0.01"  # so that streams last a second
