@@ -30,6 +30,7 @@ SMALL = {
     "num_pages": 14,
     "compile_ahead": 1,
     "compile_in_background": False,
+    "max_encoder_patches": 1,
 }
 PARAMS = (
     SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2),
