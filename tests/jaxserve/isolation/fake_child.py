@@ -40,7 +40,6 @@ from tests.resolved_config import resolved
 
 KILL, HANG, LATE, SLOW = 50, 51, 52, 53
 SLOW_S = 2.0
-STEP_S = float(os.environ.get("JAXSERVE_TEST_STEP", "0.002"))
 SLOTS, VOCAB = 4, 60
 MARK = "JAXSERVE_TEST_DEADLY"
 UNPROBED = "JAXSERVE_TEST_UNPROBED"
@@ -70,7 +69,7 @@ class FakeEngine:
     def step(self) -> StepOutput:
         ids, tokens, ends = [], [], {}
         self.steps += 1
-        time.sleep(STEP_S)
+        time.sleep(0.002)
         for name in self.running():
             group, seed, output = self.live[name]
             first = group.prompt_token_ids[0]
