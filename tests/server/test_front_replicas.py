@@ -1,4 +1,4 @@
-"""A real server with two fronts on one port, TLS, and two replicas, whose engines alone are fake."""
+"""A real server with two fronts on one port, TLS, and two replicas; only their engines are fake."""
 
 from __future__ import annotations
 
