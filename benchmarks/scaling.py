@@ -8,9 +8,7 @@
 With --stages it measures what stages of layers leave idle: how long a step takes alone, and how
 often one ends while others are in flight. `idle_share` is the formula.
 
-Without --measure it prints the tables of docs/scaling.md. A decode step of ROWS rows with CONTEXT
-tokens each is estimated as the simulator does. Sums over the devices of several hosts go at the
-speed of the link between hosts, but on TPUs, whose chips are linked over hosts.
+Without --measure it prints the table of docs/scaling.md (`jaxserve.simulation.scaling`).
 """
 
 from __future__ import annotations
@@ -20,142 +18,45 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+
 
 from benchmarks.model_shapes import write_config
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.measure import describe, environment
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.errors import ValidationError
-from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.known_shapes import SHAPES
-from jaxserve.scheduling.plan import StepPlan
-from jaxserve.simulation.devices import DEVICES, Device
-from jaxserve.simulation.setting import Setting, settle
-from jaxserve.simulation.step_time import Rates, Roofline
+from jaxserve.simulation.scaling import CONTEXT, ROWS, SIZES, estimates, heading, rows
 
-ROWS, CONTEXT = 64, 1024
-# the most devices of each: of hosts with ON_HOST
+# the most devices of each
 MODELS = {"llama-3-8b": 8, "mixtral-8x7b": 8, "llama-3-70b": 32, "llama-3-405b": 32}
 KINDS = ("h200", "a100", "tpu-v5e", "tpu-v6e")
-ON_HOST = 8  # devices
-SIZES = (1, 2, 4, 8, 16, 32)
-HOST_LINK, HOST_HOP = 50e9, 5e-6  # bytes a second of a GPU's own adapter of 400 Gbit/s, seconds
-COLUMNS = (
-    "model", "device", "devices", "weights, GB each", "sums a step", "MB sent", "step, ms",
-    "of it links", "tok/s", "step against the fewest", "tok/s against them",
-)  # fmt: skip
-
-
-class Estimate(NamedTuple):
-    """A decode step of a model over some devices, by data sheets.
-
-    Attributes:
-        devices: that share the model.
-        weights: bytes on each.
-        sums: that the devices make of their parts, one after the other.
-        sent: bytes that each sends.
-        seconds: of the step.
-        links: of them, by links.
-    """
-
-    devices: int
-    weights: int
-    sums: int
-    sent: float
-    seconds: float
-    links: float
-
-
-def over_hosts(device: Device, devices: int) -> Device:
-    """The device with the link that its sums go over."""
-    if devices <= ON_HOST or device.platform != "gpu":
-        return device
-    return replace(device, link=min(device.link, HOST_LINK), hop=device.hop + HOST_HOP)
-
-
-def sent_bytes(model: ModelConfig, devices: int) -> float:
-    """Bytes that a device sends in a step: sums, two a layer and one more, and parts of logits."""
-    share = (devices - 1) / devices
-    one = 2 * share * ROWS * model.hidden_size * 2
-    logits = share * ROWS * model.vocab_size * 4 / devices
-    return (2 * model.num_layers + 1) * one + logits
-
-
-def estimate(name: str, kind: str, devices: int) -> Estimate | None:
-    """The estimate; None where the model does not fit, or cannot be divided so."""
-    model = model_config_of(SHAPES[name])
-    asked = EngineConfig(
-        model=name, tensor_parallel_size=devices, max_model_len=CONTEXT, max_num_seqs=ROWS
-    )
-    try:
-        setting = settle(asked, model, over_hosts(DEVICES[kind], devices))
-    except ValidationError:
-        return None
-    pages = ROWS * CONTEXT // setting.config.cache.page_size
-    if setting.num_pages <= pages:
-        return None
-    seconds = _seconds(setting)
-    free = replace(setting, device=replace(setting.device, hop=0.0, link=float("inf")))
-    return Estimate(
-        devices,
-        setting.demand.weights,
-        2 * model.num_layers + 1 if devices > 1 else 0,
-        sent_bytes(setting.model, devices) if devices > 1 else 0.0,
-        seconds,
-        seconds - _seconds(free),
-    )
-
-
-def _seconds(setting: Setting) -> float:
-    plan = StepPlan()
-    plan.rows.requests, plan.rows.lengths = [None] * ROWS, [1] * ROWS
-    plan.rows.starts = [CONTEXT - 1] * ROWS
-    plan.samples.requests = [None] * ROWS
-    return Roofline(setting, Rates.of_data_sheet(setting.device)).of(plan, 0).device
 
 
 def table() -> str:
     """All estimates in Markdown."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines = heading()
     for name, most in MODELS.items():
+        asked, model = EngineConfig(model=name), model_config_of(SHAPES[name])
         sizes = [size for size in SIZES if size <= most]
-        for kind in KINDS:
-            found = [one for one in (estimate(name, kind, size) for size in sizes) if one]
-            lines += ["| " + " | ".join(_cells(name, kind, one, found[0])) + " |" for one in found]
+        lines += rows(name, estimates(asked, model, KINDS, sizes))
     return "\n".join(lines)
 
 
-def _cells(name: str, kind: str, one: Estimate, fewest: Estimate) -> Iterator[str]:
-    hosts = -(-one.devices // ON_HOST)
-    yield name
-    yield kind
-    yield f"{one.devices}" if hosts == 1 else f"{one.devices} on {hosts} hosts"
-    yield f"{one.weights / 1e9:.1f}"
-    yield f"{one.sums}"
-    yield f"{one.sent / 1e6:.0f}"
-    yield f"{1e3 * one.seconds:.2f}"
-    yield f"{one.links / one.seconds:.0%}"
-    yield f"{ROWS / one.seconds:,.0f}"
-    yield "" if one is fewest else f"{one.seconds / fewest.seconds - 1:+.0%}"
-    yield "" if one is fewest else f"x {fewest.seconds / one.seconds:.1f}"
-
-
 @contextmanager
-def _engine(name: str, devices: int, rows: int, stages: int = 1) -> Iterator[LLM]:
+def _engine(name: str, devices: int, rows: int, stages: int = 1, **settings: Any) -> Iterator[LLM]:
     """An engine with random weights; of stages with the programs that are measured alone.
 
     The native kernels of one fake device would take all cores: on a CPU XLA's are measured.
     """
-    own: dict[str, Any] = {}
+    own = settings
     if stages > 1:
-        own = {"compile_ahead": 4, "compile_in_background": False}
+        own |= {"compile_ahead": 4, "compile_in_background": False}
         if jax.default_backend() == "cpu":
             own |= dict.fromkeys(("linear_backend", "decode_backend", "prefill_backend"), "xla")
             own["dtype"] = "float32"
@@ -186,9 +87,9 @@ def _seconds_of(llm: LLM, rows: int, tokens: int) -> float:
     return seconds
 
 
-def measure(name: str, devices: int, tokens: int) -> float:
+def measure(name: str, devices: int, tokens: int, **settings: Any) -> float:
     """Output tokens a second of ROWS requests at once."""
-    with _engine(name, devices, ROWS) as llm:
+    with _engine(name, devices, ROWS, **settings) as llm:
         return ROWS * tokens / _seconds_of(llm, ROWS, tokens)
 
 
@@ -216,11 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--stages", type=int, nargs="+", help="what they leave idle instead")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    for name in ("linear_backend", "quantization"):
+        parser.add_argument("--" + name.replace("_", "-"), help="of the engine that is measured")
     options = parser.parse_args(arguments)
     if options.measure is None:
         print(table())
         return 0
     print(describe(environment()))
+    settings = {"linear_backend": options.linear_backend, "quantization": options.quantization}
     if options.stages:
         for devices, stages in itertools.product(options.devices, options.stages):
             idle = measured_idle_share(options.measure, devices, stages, options.tokens)
@@ -233,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     first = 0.0
     for devices in options.devices:
-        rate = measure(options.measure, devices, options.tokens)
+        rate = measure(options.measure, devices, options.tokens, **settings)
         first = first or rate
         print(
             f"{options.measure} over {devices}: {rate:,.1f} tok/s, x {rate / first:.2f}", flush=True

@@ -102,15 +102,16 @@ class Backends:
         """Whether the linear layers leave products in parts, for `residual_norm` to add."""
         return self.residual_norm is not None
 
-    def sharded(self) -> Backends:
+    def sharded(self, *, whole_blocks: bool) -> Backends:
         """The choice where each of several devices multiplies its part of the weights.
 
-        The native kernels of a CPU keep quantised weights in blocks of outputs, which are not
-        divided.
+        Args:
+            whole_blocks: whether each part is whole blocks of outputs, and whole vectors of inputs,
+                in which the native kernels of a CPU keep quantised weights (`NativeWeight`).
         """
-        if self.linear != "native" and self.experts != "native":
+        if whole_blocks or "native" not in (self.linear, self.experts):
             return self
-        reason = f"{self.reason}; sharded linear layers run on xla"
+        reason = f"{self.reason}; the parts of quantised weights are no whole blocks: xla"
         return replace(self, linear="xla", experts="xla", reason=reason)
 
     def most_pages(self, page: PageFacts, wanted: int) -> int:

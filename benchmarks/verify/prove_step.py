@@ -164,7 +164,7 @@ class Setting:
         chosen = choose_backends(device_name(self.kind), platform, shape)
         if self.deterministic:
             return chosen.in_one_order()
-        return chosen.sharded() if is_divided(self.devices) else chosen
+        return chosen.sharded(whole_blocks=True) if is_divided(self.devices) else chosen
 
     def cache(self) -> KVCache:
         """The engine's KV cache, of the pages that are given."""

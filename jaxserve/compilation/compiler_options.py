@@ -20,6 +20,11 @@ nothing is: all products have one tiling, with the device as without it, and K i
 kernel. Libraries, whose kernels may divide tiles of one product in several ways, are not called.
 That no kernel adds by atomics is read in what was compiled (`prove_step --deterministic`): with
 XLA's option against them, `xla_gpu_exclude_nondeterministic_ops`, its own kernels are refused.
+
+**Overlap of sums over devices.** XLA starts a sum and goes on until its result is needed. Here that
+is at once: the norm behind attention or MLP reads it, and a step has no other work meanwhile. So
+the latency-hiding scheduler, which would move work between start and end of a sum, has none to
+move. It is off: its other orders hold buffers for longer. A TPU's compiler has its own.
 """
 
 from __future__ import annotations
@@ -87,6 +92,7 @@ def compiler_options(
         "xla_gpu_enable_command_buffer": ",".join(commands),
         "xla_gpu_graph_min_graph_size": LEAST_GRAPH,
         "xla_gpu_autotune_level": AUTOTUNE_LEVEL,
+        "xla_gpu_enable_latency_hiding_scheduler": False,
         **(PINNED if one_program else {}),
     }
 

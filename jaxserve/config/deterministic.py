@@ -33,7 +33,7 @@ def check_settings(config: EngineConfig) -> None:
             allowed = f"{IN_ONE_ORDER} or none with deterministic: others sum by the rows of a step"
             raise ValidationError(name, value, allowed)
     if config.tensor_parallel_size != 1:
-        allowed = "1 with deterministic, which has one device"
+        allowed = "1 with deterministic: no order of the sums over devices was shown"
         raise ValidationError("tensor_parallel_size", config.tensor_parallel_size, allowed)
     for name in ("features", "logits_processors"):
         if value := getattr(config, name):

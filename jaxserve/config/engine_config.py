@@ -329,7 +329,8 @@ class EngineConfig:
         1,
         Integer(1, MOST_PROCESSES),
         "Processes that have the devices of the one engine, on as many hosts; each has "
-        "tensor_parallel_size / num_processes of them ([scaling.md](scaling.md)).",
+        "tensor_parallel_size / num_processes of them. `serve` takes what a launcher says where it "
+        "is not given ([scaling.md](scaling.md#launchers)).",
     )
     process_id: int = model_setting(
         0,

@@ -115,9 +115,15 @@ class Encoder:
             flat = leaf.reshape(-1)
             digest.update(np.asarray(flat[:: max(1, flat.size // SAMPLES)]).tobytes())
         self.identity = digest.digest()
+        # one process compiles it, and no other one has a part of the timing of its kernels
+        is_gpu = self._everywhere.mesh.devices.flat[0].platform == "gpu"
+        alone = is_gpu and jax.process_count() > 1
+        options: dict[str, str | bool] | None = None
+        if alone:
+            options = {"xla_gpu_shard_autotuning": False}
         for size in self.sizes:
             run, given = self.program(size)
-            self._programs[size] = jax.jit(run).lower(*given).compile()
+            self._programs[size] = jax.jit(run).lower(*given).compile(options)
 
     def program(self, size: int) -> tuple[Callable[..., jax.Array], tuple[Any, Any, Any]]:
         """The function of a launch of so many rows, and what it is given: the parameters, and the

@@ -40,7 +40,7 @@ from jaxserve.models import Model
 from jaxserve.models.cost import ModelCost
 from jaxserve.models.weights import load_model
 from jaxserve.observability.busy_window import BusyWindow
-from jaxserve.parallel.mesh import make_mesh
+from jaxserve.parallel.mesh import make_mesh, own_part
 from jaxserve.parallel.stages import Stage, stages_of
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.policies import PolicyInputs, make_policy
@@ -218,7 +218,7 @@ def build(
     encoder = None
     if decided.has_encoder:
         with report.phase("loading the encoder"):
-            encoder = decided.encoder(mesh, loaded=True)
+            encoder = decided.encoder(own_part(mesh), loaded=True)
             encoder.warm_up()
     grammars = None
     if not asked.skip_tokenizer_init:

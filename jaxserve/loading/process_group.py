@@ -89,13 +89,9 @@ class ProcessGroup:
         """Have the others make the same engine, beside this process.
 
         Raises:
-            ValidationError: it reads images.
             JaxServeError: a process has found other weights.
         """
         asked = decided.config.asked
-        if decided.has_encoder:
-            allowed = f"0 where num_processes is {asked.num_processes}: no command tells of images"
-            raise ValidationError("limit_mm_per_prompt", asked.max_images, allowed)
         own = digest_of(asked, files)
         for number, link in self._links.items():
             body = link.receive()

@@ -8,6 +8,7 @@ Weights that are quantised are never whole in a wider type: each is in memory on
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -264,15 +265,13 @@ def _planned(variable: Any, format: WeightFormat | None, spread: Spread | None) 
     if format is None:
         return variable
     if spread is not None:
-        if format.in_blocks:
-            raise ValidationError(
-                "linear_backend",
-                "native",
-                f"xla where tensor_parallel_size is {spread.devices}: the native kernels have "
-                "these quantised weights in blocks that are not divided",
-            )
-        if spread.divides(variable.get_metadata("logical_axes")[-1]):
-            format = format.divided(variable.get_value().shape[-1], spread.devices)
+        axes, shape = variable.get_metadata("logical_axes"), variable.get_value().shape
+        is_expert = variable.get_metadata("role") == "experts"
+        if spread.divides(axes[-1]):
+            format = format.divided(shape[-1], spread.devices)
+        elif any(map(spread.divides, axes[:-1])):
+            outputs = shape[-2] if is_expert else math.prod(shape[:-1])
+            format = format.with_divided_outputs(outputs, spread.devices, experts=is_expert)
     return variable.replace(QuantArray.empty(variable.get_value().shape, format))
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jaxserve.errors import ValidationError
@@ -75,6 +76,15 @@ def make_mesh(tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) ->
         axis_types=(AxisType.Auto, AxisType.Auto),
         devices=available[:count],
     )
+
+
+def own_part(mesh: Mesh) -> Mesh:
+    """The mesh of those devices that this process has; all, where there is one process."""
+    own = [one for one in mesh.devices.flat if one.process_index == jax.process_index()]
+    if len(own) == mesh.size:
+        return mesh
+    devices = np.array(own).reshape(*(1,) * (mesh.devices.ndim - 1), -1)
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def row_spec(rows: int, mesh: Mesh) -> PartitionSpec:

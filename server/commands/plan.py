@@ -71,6 +71,11 @@ def register(subparsers: Any) -> None:
     )
     add = parser.add_argument_group("results").add_argument
     add("--json", action="store_true", help="print JSON")
+    add(
+        "--scaling",
+        action="store_true",
+        help="beside the plan what more devices, on up to 4 hosts, bring to a decode step",
+    )
     settings = parser.add_argument_group("settings of the engine")
     for name in SETTINGS:
         add_flag(settings, EngineConfig, name)
@@ -115,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValidationError("--device", kinds, "a device of which the price file has an offer")
     from jaxserve.simulation.plan_text import json_of, text_of
     from jaxserve.simulation.planner import Load, candidates
+    from jaxserve.simulation.scaling import CONTEXT, ROWS, as_json, estimates, heading, rows
     from jaxserve.simulation.setting import find_model
 
     given = {name: getattr(args, name) for name in SETTINGS}
@@ -132,8 +138,15 @@ def run(args: argparse.Namespace) -> int:
 
     found = sorted(candidates(asked, model, load, offers, forms, told), key=lambda one: one.order)
     told("")
+    scaled = None
+    if args.scaling:
+        scaled = estimates(asked, model, kinds, quantization=stored or "")
     if args.json:
-        print(json.dumps(json_of(named, found, load, prices, forms), indent=2))
+        more = {} if scaled is None else {"scaling": as_json(scaled)}
+        print(json.dumps(json_of(named, found, load, prices, forms) | more, indent=2))
     else:
         print(text_of(named, found, load, prices, forms))
+        if scaled is not None:
+            print(f"\nA decode step of {ROWS} rows with {CONTEXT} tokens each, by data sheets:\n")
+            print("\n".join([*heading(), *rows(named, scaled)]))
     return 0 if any(one.reason is None for one in found) else 1

@@ -26,6 +26,7 @@ from server.commands.engine_flags import (
 )
 from server.commands.log_flags import add_log_flags, unlogged_paths
 from server.commands.parser_flags import add_parser_flags, parsers
+from server.commands.process_place import OF_LAUNCHER, find_processes
 from server.commands.socket_flags import add_socket_flags, check_socket_flags
 from server.commands.surface_flags import add_surface_flags, options
 from server.commands.vllm_flags import add_vllm_flags, check_vllm_flags
@@ -73,7 +74,7 @@ def register(subparsers: Any) -> None:
     add_edge_flags(parser)
     add_engine_flags(parser)
     add_vllm_flags(parser)
-    parser.set_defaults(func=run, loads_model=True, others=(), **SERVER_QUEUE)
+    parser.set_defaults(func=run, loads_model=True, others=(), **SERVER_QUEUE, **OF_LAUNCHER)
 
 
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -216,6 +217,7 @@ def _parts_of_models(args: argparse.Namespace) -> list[ModelPart]:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
     _check_fronts(args)
+    find_processes(args)
     config, told, isolation = asked_for(args)
     place, others = places(config)[0], []
     if args.others:

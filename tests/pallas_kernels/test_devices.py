@@ -183,13 +183,16 @@ def test_gpus_with_triton_run_the_fused_kernels_of_a_layer(kind):
     backends = choose_backends(kind, "gpu", replace(covered, pool_dtype=jnp.dtype("int8")))
     assert (backends.rotate_and_write, backends.residual_norm) == (None, "triton")
     backends = choose_backends(kind, "gpu", covered)
-    assert backends.sharded() == backends
+    assert backends.sharded(whole_blocks=False) == backends
 
 
-def test_several_cpus_leave_their_linear_layers_to_xla():
-    sharded = choose_backends("cpu", "cpu").sharded()
+def test_several_cpus_keep_native_linear_layers_where_parts_are_whole_blocks():
+    chosen = choose_backends("cpu", "cpu")
+    assert chosen.sharded(whole_blocks=True) == chosen
+    native = replace(chosen, linear="native")
+    sharded = native.sharded(whole_blocks=False)
     assert (sharded.linear, sharded.experts, sharded.matmul) == ("xla", "xla", ("xla",))
-    assert "sharded linear layers run on xla" in sharded.reason
+    assert "are no whole blocks" in sharded.reason
 
 
 def test_other_devices_have_no_fused_kernels():

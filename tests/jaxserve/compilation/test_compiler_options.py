@@ -19,6 +19,7 @@ def test_only_gpus_have_options() -> None:
         options = compiler_options(platform)
         assert options["xla_disable_hlo_passes"] == "rematerialization"
         assert "CUSTOM_CALL" in options["xla_gpu_enable_command_buffer"].split(",")
+        assert options["xla_gpu_enable_latency_hiding_scheduler"] is False
 
 
 def test_collectives_are_in_graphs_where_that_is_asked_for() -> None:

@@ -1,0 +1,58 @@
+"""`--num-processes`, `--process-id` and `--coordinator` where a launcher knows them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Mapping
+
+from jaxserve.processes.launchers import ProcessPlace, launched
+from jaxserve.processes.tpu_metadata import slice_variables
+
+logger = logging.getLogger("jaxserve.server")
+
+# flags of `serve` whose default is what a launcher says, and else that of the setting
+OF_LAUNCHER = {"num_processes": None, "process_id": None}
+
+
+def find_processes(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> None:
+    """Set the flags that were not given to what the launcher of this process says.
+
+    A launcher that has started several processes need not mean one engine. It does where so many
+    are asked for, where JAX or the TPU slice leaves no choice, or where an engine of several
+    devices divides among processes on several hosts.
+
+    Args:
+        args: the parsed flags of `jaxserve serve`.
+        environ: of this process.
+    """
+    stated = args.num_processes
+    if stated == 1 or getattr(args, "vllm:nnodes", None) is not None:
+        return
+    place = launched(environ) or launched({**environ, **slice_variables(environ)})
+    if place is None or stated not in (None, place.num_processes):
+        return
+    if stated is None and not _is_meant(args, place):
+        return
+    said = {"num_processes": place.num_processes, "process_id": place.process_id}
+    for name, value in (said | {"coordinator": place.coordinator}).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    logger.info(
+        "process %s of %s of one engine, process 0 at %s: so says %s; --num-processes 1 makes an "
+        "engine of this process alone",
+        args.process_id,
+        args.num_processes,
+        args.coordinator,
+        place.launcher,
+    )
+
+
+def _is_meant(args: argparse.Namespace, place: ProcessPlace) -> bool:
+    """Whether one engine is, where nobody has said so."""
+    if args.others or args.data_parallel_size != 1:
+        return False
+    devices = args.tensor_parallel_size
+    divides = devices > 1 and devices % place.num_processes == 0
+    return place.is_certain or (place.spans_hosts and divides)
