@@ -216,7 +216,7 @@ class LLMConfig:
             return {}
         beside = f"where num_processes is {count}"
         for name, value, is_right, allowed in (
-            ("tensor_parallel_size", devices, devices % count == 0, "a multiple of it"),
+            ("tensor_parallel_size", devices, devices % count == 0, f"a multiple of {count}"),
             ("data_parallel_size", engines, engines == 1, "1"),
             ("isolate_engine", flags.isolate_engine, flags.isolate_engine, "true"),
         ):

@@ -77,7 +77,8 @@ class Follower:
     def __init__(self, words: list[str], token: str) -> None:
         self._token = _file_of(token)
         own = f"--process-token-file={self._token.name}"
-        self._config, _, self._isolation = asked_for(build_parser("serve").parse_args([*words, own]))
+        args = build_parser("serve").parse_args([*words, own])
+        self._config, _, self._isolation = asked_for(args)
 
     def follow(self) -> int:
         """Serve process 0 until it closes the engine. Returns the exit code of `jaxserve serve`."""

@@ -8,10 +8,10 @@ pod. The network is the machine's.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,13 +150,14 @@ def running(
         **{one["name"]: one["value"] for one in container.get("env", []) if "value" in one},
         **variables,
     }
-    args = [re.sub(r"\$\((\w+)\)", lambda one: environment[one[1]], one) for one in container["args"]]
+    args = container["args"]
+    words = [re.sub(r"\$\((\w+)\)", lambda one: environment[one[1]], word) for word in args]
     command = [
         *["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", BUILD, "sh", root],
         *["prlimit", f"--as={num_bytes(container['resources']['limits']['memory'])}"],
         *["setpriv", f"--reuid={user}", f"--regid={group}", *rights],
         *["env", "-i", *[f"{name}={value}" for name, value in environment.items()]],
-        *[ROOT / "deploy" / "docker" / "entrypoint.sh", *args],
+        *[ROOT / "deploy" / "docker" / "entrypoint.sh", *words],
     ]
     log = folder / "log"
     with log.open("w") as output:

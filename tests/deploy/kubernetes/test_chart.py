@@ -13,8 +13,8 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from jaxserve.observability.metrics import Metrics
 from jaxserve.config.engine_config import EngineConfig
+from jaxserve.observability.metrics import Metrics
 from server.cli import build_parser
 from server.commands.several_models import command_lines
 from tests.deploy.kubernetes.rendering import (
@@ -91,7 +91,9 @@ def pod_of(objects: list[dict[str, Any]], role: str = "leader") -> dict[str, Any
 def flags(objects: list[dict[str, Any]], folder: Path, role: str = "leader") -> Any:
     """The command line of a release's container, as the server reads it."""
     (container,) = pod_of(objects, role)["spec"]["containers"]
-    words = [re.sub(r"\$\((\w+)\)", lambda one: VARIABLES[one[1]], one) for one in container["args"]]
+    words = [
+        re.sub(r"\$\((\w+)\)", lambda one: VARIABLES[one[1]], one) for one in container["args"]
+    ]
     assert words[:3] == ["serve", "--config", "/etc/jaxserve/serve.yaml"]
     file = folder / "serve.yaml"
     file.write_text(of_kind(objects[:], "ConfigMap")["data"]["serve.yaml"])
@@ -218,7 +220,7 @@ def test_the_pods_of_a_group_are_the_processes_of_an_engine(tmp_path: Path) -> N
     for role, one in found.items():
         assert one.num_processes == group["size"] == 2 and one.process_id == 1
         config = EngineConfig(
-            "m",
+            model="m",
             **{name: getattr(one, name) for name in ("tensor_parallel_size", "process_token_file")},
             **{name: getattr(one, name) for name in ("num_processes", "process_id", "coordinator")},
         )
@@ -236,7 +238,9 @@ def test_the_pods_of_a_group_are_the_processes_of_an_engine(tmp_path: Path) -> N
     assert not {"ports", "startupProbe", "readinessProbe", "livenessProbe"} & set(worker)
     # it is there until the leader, which needs it, has drained
     pods = [pod_of(objects, role)["spec"] for role in ("leader", "worker")]
-    waits = [int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1]) for pod in pods]
+    waits = [
+        int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1]) for pod in pods
+    ]
     assert waits[0] + 30 < waits[1] < pods[1]["terminationGracePeriodSeconds"]
     own = of_kind(objects, "NetworkPolicy")["spec"]
     within = {"podSelector": own["podSelector"]}

@@ -58,7 +58,10 @@ def test_a_configuration_is_a_command_line_of_serve() -> None:
         ({"engine_kwargs": {"port": 1}}, "engine_kwargs.port"),
         ({"engine_kwargs": {"process-id": 1}}, "process-id=.*as many as num_processes"),
         ({"engine_kwargs": {"num_processes": 0}}, "num_processes=0"),
-        (two(tensor_parallel_size=3), "tensor_parallel_size=3 .*multiple of it .*num_processes is 2"),
+        (
+            two(tensor_parallel_size=3),
+            "tensor_parallel_size=3 .*: a multiple of 2 where num_processes is 2",
+        ),
         (two(data_parallel_size=2), "data_parallel_size=2 .*: 1 where num_processes is 2"),
         (two(isolate_engine=False), "isolate_engine=False .*: true where num_processes is 2"),
         (two([{"CPU": 1}]), "bundles=.*one bundle for each of num_processes=2"),
@@ -69,7 +72,10 @@ def test_a_configuration_is_a_command_line_of_serve() -> None:
         ({"engine_kwargs": {"model": "x"}}, "engine_kwargs.model.*model_loading_config"),
         ({"engine_kwargs": {"served-model-name": "x"}}, "engine_kwargs.served-model-name"),
         ({"deployment_config": [1]}, "deployment_config"),
-        ({"deployment_config": {"placement_group_bundles": [{}, {}]}}, "one bundle: .*num_processes is 1"),
+        (
+            {"deployment_config": {"placement_group_bundles": [{}, {}]}},
+            "one bundle: .*num_processes is 1",
+        ),
         ({"deployment_config": {"placement_group_bundles": 3}}, "placement_group_bundles=3"),
         ({"deployment_config": {"ray_actor_options": None}}, "ray_actor_options=None"),
         ({"deployment_config": {"ray_actor_options": {"resources": 1}}}, "resources=1"),

@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-import yaml
 from jaxserve.ray import build_openai_app
 from server.client_limits import Limits
 from server.on_ray.app import Replica

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import sys
+from collections.abc import Iterator
 from concurrent.futures import Future
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from server.on_ray.forwarding import Forwarded
 
-ray = pytest.importorskip("ray.serve.request_router", reason="needs the extra `ray`")
-
-from server.on_ray.router import PrefixRouter  # noqa: E402
-
+ROUTER = "server.on_ray.router"
 REPLICAS: list[Any] = [SimpleNamespace(replica_id=name) for name in ("a", "b")]
 
 
-def made_router() -> PrefixRouter:
-    """One of no cluster, as Ray has it after it was made."""
-    router = PrefixRouter.__new__(PrefixRouter)
-    router.initialize_state()
-    return router
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """One of no cluster, on a stand-in for Ray's class, whose import takes seconds."""
+
+    class RequestRouter:
+        def initialize_state(self, **kwargs: Any) -> None:
+            assert not kwargs
+
+    names = ("ray", "ray.serve", "ray.serve.request_router")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    ours = {"RequestRouter": RequestRouter, "PendingRequest": Any, "RunningReplica": Any}
+    vars(sys.modules[names[-1]]).update(ours, ReplicaID=str)
+    monkeypatch.delitem(sys.modules, ROUTER, raising=False)
+    made = importlib.import_module(ROUTER).PrefixRouter()
+    made.initialize_state()
+    yield made
+    sys.modules.pop(ROUTER)
 
 
 def pending(name: str, *args: Any) -> Any:
@@ -36,18 +49,16 @@ def pending(name: str, *args: Any) -> Any:
     )
 
 
-def order(router: PrefixRouter, request: Any) -> list[str]:
-    (ranked, *more) = asyncio.run(router.choose_replicas(REPLICAS, request))
-    assert not more
-    return [str(one.replica_id) for one in ranked]
+def order(router: Any, request: Any) -> list[str]:
+    ranks = asyncio.run(router.choose_replicas(REPLICAS, request))
+    return [str(one.replica_id) for (one,) in ranks]
 
 
 def asked(text: str) -> Forwarded:
     return Forwarded({"type": "http"}, json.dumps({"prompt": text, "max_tokens": 1}).encode())
 
 
-def test_a_conversation_stays_with_its_replica_and_another_goes_elsewhere() -> None:
-    router = made_router()
+def test_a_conversation_stays_with_its_replica_and_another_goes_elsewhere(router: Any) -> None:
     homes = {}
     for turn in range(3):
         for user in ("first", "second"):
@@ -62,8 +73,8 @@ def test_a_conversation_stays_with_its_replica_and_another_goes_elsewhere() -> N
     assert homes["first"] != homes["second"]
 
 
-def test_what_runs_counts_until_it_has_ended_or_was_given_up() -> None:
-    router, free = made_router(), pending("c")
+def test_what_runs_counts_until_it_has_ended_or_was_given_up(router: Any) -> None:
+    free = pending("c")
     first, second = pending("a", asked("x" * 4000)), pending("b", asked("y" * 4000))
     busy, other = order(router, first)
     assert order(router, second) == [other, busy]
@@ -79,8 +90,7 @@ def test_what_runs_counts_until_it_has_ended_or_was_given_up() -> None:
     assert order(router, pending("f"))[0] == chosen
 
 
-def test_what_is_no_request_of_the_front_is_spread() -> None:
-    router = made_router()
+def test_what_is_no_request_of_the_front_is_spread(router: Any) -> None:
     assert asyncio.run(router.choose_replicas(REPLICAS)) == [REPLICAS], "Ray asks for none"
     assert asyncio.run(router.choose_replicas([], pending("x"))) == [[]]
     assert {order(router, pending(str(n), "no request of the front"))[0] for n in range(2)} == {
