@@ -90,6 +90,7 @@ class Replica:
     """
 
     def __init__(self, words: list[str], processes: int, actor: Mapping[str, Any]) -> None:
+        self._life = contextlib.AsyncExitStack()  # first: it ends one that could not be made too
         self._followers: Followers | None = None
         if processes > 1:
             # imported here: most engines have one process
@@ -98,7 +99,6 @@ class Replica:
             self._followers = followers.Followers(words, processes, actor)
             words = self._followers.words
         self._app = make_application(words)
-        self._life = contextlib.AsyncExitStack()
         self._begun = False
         self._waiting = 0  # prompt tokens, when the engine was last there to tell
 

@@ -37,7 +37,7 @@ class Followers:
     def __init__(self, words: list[str], count: int, actor: Mapping[str, Any]) -> None:
         # imported here: an engine of one process has no actors of its own
         import ray
-        from ray.util import get_node_ip_address, placement_group
+        from ray.util import get_current_placement_group, get_node_ip_address
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         host, token = get_node_ip_address(), secrets.token_hex()
@@ -45,7 +45,7 @@ class Followers:
         shared = [*words, f"--coordinator={where}:{free_port(host)}"]
         self._token = _file_of(token)
         self.words = [*shared, f"--process-token-file={self._token.name}"]
-        group, kind = placement_group.get_current_placement_group(), ray.remote(Follower)
+        group, kind = get_current_placement_group(), ray.remote(Follower)
         actors = {}
         for number in range(1, count):
             place = PlacementGroupSchedulingStrategy(group, number)

@@ -46,9 +46,9 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> list[Actor]:
 
     ray, util = ModuleType("ray"), ModuleType("ray.util")
     strategies = ModuleType("ray.util.scheduling_strategies")
-    groups = SimpleNamespace(get_current_placement_group=lambda: "group")
     vars(ray).update(remote=lambda kind: SimpleNamespace(options=options), get=list)
-    vars(util).update(get_node_ip_address=lambda: "127.0.0.1", placement_group=groups)
+    vars(util).update(get_node_ip_address=lambda: "127.0.0.1")
+    vars(util).update(get_current_placement_group=lambda: "group")
     vars(strategies).update(PlacementGroupSchedulingStrategy=lambda *place: place)
     for module in (ray, util, strategies):
         monkeypatch.setitem(sys.modules, module.__name__, module)
