@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
 from checkpoints import bundled_model_path
 from jaxserve.errors import EngineDeadError
 from server.cli import build_parser
 from server.commands.serve import asked_for
+from server.on_ray.app import Replica
 from server.on_ray.followers import Follower, Followers
 
 WORDS = ["serve", f"--model={bundled_model_path()}", "--num-processes=3"]
@@ -80,3 +84,15 @@ def test_the_end_of_one_is_told(actors: list[Actor], how: Any) -> None:
         actors[1].end.set_exception(how)
     with pytest.raises(EngineDeadError, match=r"process 2 of the engine has ended: .*(70|died)"):
         followers.check()
+
+
+def test_a_replica_is_unhealthy_once_another_process_has_ended(actors: list[Actor]) -> None:
+    """Also while its engine is replaced, which would wait for that process."""
+    replica = Replica.__new__(Replica)
+    replica._life, replica._begun, replica._app = AsyncExitStack(), True, Starlette()
+    replica._app.state.service = SimpleNamespace(engine=SimpleNamespace(is_restarting=True))
+    replica._followers = Followers(WORDS, 3, {})
+    asyncio.run(replica.check_health())
+    actors[0].end.set_result(1)
+    with pytest.raises(EngineDeadError, match="process 1 of the engine"):
+        asyncio.run(replica.check_health())
