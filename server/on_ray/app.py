@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jaxserve.errors import ValidationError
+from jaxserve.errors import EngineDeadError, ValidationError
 from server.batch import MAX_RESPONSE_ENTRIES
 from server.cli import build_parser
 from server.commands.edge_flags import allowed_hosts, edge_limits
@@ -20,6 +20,7 @@ from server.commands.log_flags import tracer
 from server.commands.serve import asked_for
 from server.on_ray.config import MAX_IN_FRONT, MAX_QUEUED, LLMConfig, num_processes, read_fields
 from server.on_ray.forwarding import Forwarded, Front, messages_of
+from server.process_end import exit_after
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from server.on_ray.followers import Followers
 
 HOLD_S = 0.05  # between two looks at an engine that is replaced
+TOLD_S = 0.5  # in which Ray is told why, before a replica that has lost a process ends
+ENGINE_LOST = 70  # its exit code, as a server's
 ARGS = ("llm_configs", "ingress_deployment_config")
 
 
@@ -107,13 +110,18 @@ class Replica:
 
         Raises:
             Whatever has ended the engine for good: Ray then replaces the replica.
-            EngineDeadError: another process of the engine has ended.
+            EngineDeadError: another process of the engine has ended, so this one ends too.
         """
         if not self._begun:
             self._begun = True
             await self._life.enter_async_context(self._app.router.lifespan_context(self._app))
         if self._followers is not None:
-            self._followers.check()
+            try:
+                self._followers.check()
+            except EngineDeadError:
+                # Ray would wait for requests here that nothing can finish: another replica has them
+                exit_after(TOLD_S, ENGINE_LOST)
+                raise
         # the first check comes before the replica gets requests, and may take as long as a load
         await serving(self._app.state.service.engine)
 

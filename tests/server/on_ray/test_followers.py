@@ -86,13 +86,18 @@ def test_the_end_of_one_is_told(actors: list[Actor], how: Any) -> None:
         followers.check()
 
 
-def test_a_replica_is_unhealthy_once_another_process_has_ended(actors: list[Actor]) -> None:
+def test_a_replica_ends_once_another_process_has_ended(
+    actors: list[Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also while its engine is replaced, which would wait for that process."""
     replica = Replica.__new__(Replica)
     replica._life, replica._begun, replica._app = AsyncExitStack(), True, Starlette()
     replica._app.state.service = SimpleNamespace(engine=SimpleNamespace(is_restarting=True))
     replica._followers = Followers(WORDS, 3, {})
     asyncio.run(replica.check_health())
+    ends: list[float] = []
+    monkeypatch.setattr("server.on_ray.app.exit_after", lambda seconds, code: ends.append(seconds))
     actors[0].end.set_result(1)
     with pytest.raises(EngineDeadError, match="process 1 of the engine"):
         asyncio.run(replica.check_health())
+    assert len(ends) == 1, "its requests go to another one"
