@@ -119,7 +119,9 @@ def running(
     root = folder / "root"
     root.mkdir()
     mounts = [(f"/{name}", f"/{name}", "ro") for name in SYSTEM if Path(f"/{name}").exists()]
-    mounts += [("/dev", "/dev", "rw"), ("/etc/ld.so.cache", "/etc/ld.so.cache", "ro")]
+    # a kubelet makes a container's /etc/hosts too
+    mounts += [(path, path, "ro") for path in ("/etc/ld.so.cache", "/etc/hosts")]
+    mounts += [("/dev", "/dev", "rw")]
     mounts += [(path, path, "ro") for path in (sys.base_prefix, sys.prefix, str(ROOT))]
     for mount in container["volumeMounts"]:
         (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
