@@ -32,6 +32,15 @@ def answered(url: str) -> int:
         return 0
 
 
+def claim(folder: Path) -> Path | None:
+    """What a pod before this one has left: its kernels need not be compiled again."""
+    built = folder / "claim"
+    if not cache_folder().is_dir():
+        return None
+    shutil.copytree(cache_folder(), built / "jaxserve" / "native", dirs_exist_ok=True)
+    return built
+
+
 @needs_helm
 @pytest.mark.slow
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -48,12 +57,9 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> No
     config_maps = {one["metadata"]["name"]: one["data"] for one in objects if "data" in one}
     (spec,) = pod["containers"]
     url = f"http://127.0.0.1:{port}"
-    built = tmp_path / "claim"  # of a pod before this one: its kernels need not be compiled again
-    if cache_folder().is_dir():
-        shutil.copytree(cache_folder(), built / "jaxserve" / "native")
     volumes = tmp_path / "volumes"
     volumes.mkdir()
-    with container.running(pod, config_maps, volumes, built if built.is_dir() else None) as one:
+    with container.running(pod, config_maps, volumes, claim(tmp_path)) as one:
         probes = {name: spec[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness")}
         deadline = time.monotonic() + STARTUP_S
         while answered(url + probes["startup"]) != 200:
@@ -132,7 +138,9 @@ def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_pa
             folder.mkdir()
             told = address | {"LWS_WORKER_INDEX": str(number)}
             spec = group[f"{role}Template"]["spec"]
-            one = container.running(spec, config_maps, folder, secrets=secrets, variables=told)
+            one = container.running(
+                spec, config_maps, folder, claim(tmp_path), secrets=secrets, variables=told
+            )
             pods.append(life.enter_context(one))
         leader, worker = pods
         deadline = time.monotonic() + STARTUP_S
