@@ -116,6 +116,7 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> No
 def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_path: Path) -> None:
     port = free_port()
     small = SMALL | {"tensor-parallel-size": 2, "dtype": "float32", "linear-backend": "xla"}
+    small |= {"decode-backend": "xla", "prefill-backend": "xla"}
     small |= {"load-format": "dummy", "hf-overrides": {"num_hidden_layers": 1}}
     values: dict[str, Any] = {
         "workload": "LeaderWorkerSet",
