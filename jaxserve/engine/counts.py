@@ -57,7 +57,13 @@ class EngineCounts:
             self._work = self._work.plus(self._cost.of_step(rows, len(plan.samples)))
 
     def stats(
-        self, times: StepTimes, *, programs: int, integrity_failures: int, beam_shrinks: int
+        self,
+        times: StepTimes,
+        *,
+        programs: int,
+        integrity_failures: int,
+        beam_shrinks: int,
+        images: tuple[int, int],
     ) -> EngineStats:
         """A snapshot; the arguments are what others count."""
         scheduler = self._scheduler
@@ -73,4 +79,6 @@ class EngineCounts:
             num_integrity_failures=integrity_failures,
             num_beam_shrinks=beam_shrinks,
             work=self._work,
+            num_images=images[0],
+            num_known_images=images[1],
         )

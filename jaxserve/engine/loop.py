@@ -275,6 +275,7 @@ class Engine:
             programs=len(self.runner.programs.programs),
             integrity_failures=self._integrity.num_failures,
             beam_shrinks=self._beams.num_shrinks,
+            images=self.features.images,
         )
 
     def _take_view(self) -> EngineView:
