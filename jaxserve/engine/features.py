@@ -61,12 +61,6 @@ class EngineFeatures:
         for feature in features:
             feature.serve(self._host)
 
-    @property
-    def images(self) -> tuple[int, int]:
-        """How many the encoder was asked for, and how many of them it knew; 0 without one."""
-        encoder = self._host.encoder
-        return (0, 0) if encoder is None else (encoder.num_asked, encoder.num_known)
-
     def forget_encoded(self) -> None:
         """Have the encoder encode again what comes again, where there is one."""
         if self._host.encoder is not None:

@@ -85,7 +85,7 @@ class Engine:
         self.on_dispatch: Callable[[int, StepPlan], None] | None = None
         self._overlap = overlap
         self._in_flight: StepInFlight | None = None
-        self._counts = EngineCounts(scheduler, cost)
+        self._counts = EngineCounts(scheduler, cost, encoder)
         self._clock = StepClock()
         self._busy = BusyWindow() if busy is None else busy
         told = grammars, scheduler.force, runner.write_rows, runner.put_state, encoder
@@ -275,7 +275,6 @@ class Engine:
             programs=len(self.runner.programs.programs),
             integrity_failures=self._integrity.num_failures,
             beam_shrinks=self._beams.num_shrinks,
-            images=self.features.images,
         )
 
     def _take_view(self) -> EngineView:
