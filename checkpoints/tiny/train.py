@@ -81,7 +81,9 @@ class TrainConfig:
         # once more, from the average of that tail's two ends
         Tail(760, 1.5e-3, 16, (2048, 1024, 2048), (256, 256, 384), 30, 0.68, 3072),
         # negative differences, in rows of single questions that take turns with tools
-        Tail(700, 1.5e-3, 20, (2048, 1024, 2048), (256, 64, 384, 64), 30, 0.8, 3072),
+        Tail(260, 1.5e-3, 20, (2048, 1024, 2048), (256, 64, 384, 64), 30, 0.8, 3072),
+        # once more, from the average of that tail's end, counted twice, and its begin
+        Tail(80, 1e-3, 20, (2048, 1024, 2048), (256, 64, 384, 64), 10, 0.8, 3072),
     )
     bfloat16: bool = True
     compiled: bool = True
