@@ -36,8 +36,10 @@ def _sum(task: str, rng: Random, a: int, b: int) -> Pair:
 
 
 def subtraction(rng: Random) -> Pair:
-    """Difference of two numbers up to 99, negative in one case of two."""
+    """Difference of two numbers up to 99, now and then negative."""
     a, b = rng.randint(0, 99), rng.randint(0, 99)
+    if a < b and rng.random() < 0.9:
+        a, b = b, a
     forms = (
         "What is {a} - {b}?",
         "What is {a}-{b}?",

@@ -25,16 +25,13 @@ from checkpoints.tiny.muon import Muon
 from checkpoints.tiny.tokenizer import save_tokenizer, train_tokenizer
 from checkpoints.training import Run
 
-_TOOLS_LENGTH = 256  # shorter rows would hold one conversation with tools, or none
-
 
 @dataclass(frozen=True, slots=True)
 class Tail:
     """Steps after the main schedule: the rate falls to nothing again, from ``rate``.
 
     One step in ``long_every`` has rows of ``long_lengths``, which take turns. ``lengths`` of the
-    others: None for those of the schedule. ``tools`` is the share of conversations with tools in
-    rows of 256 tokens and more.
+    others: None for those of the schedule. ``tools`` is the share of conversations with tools.
     """
 
     steps: int
@@ -80,10 +77,6 @@ class TrainConfig:
         Tail(1440, 1.5e-3, 8, (2048, 1024, 2048), (256, 256, 384), 30, 0.6, 3072),
         # once more, from the average of that tail's two ends
         Tail(760, 1.5e-3, 16, (2048, 1024, 2048), (256, 256, 384), 30, 0.68, 3072),
-        # negative differences, in rows of single questions that take turns with tools
-        Tail(260, 1.5e-3, 20, (2048, 1024, 2048), (256, 64, 384, 64), 30, 0.8, 3072),
-        # once more, from the average of that tail's end, counted twice, and its begin
-        Tail(80, 1e-3, 20, (2048, 1024, 2048), (256, 64, 384, 64), 10, 0.8, 3072),
     )
     bfloat16: bool = True
     compiled: bool = True
@@ -160,7 +153,7 @@ def batches(config: TrainConfig, tokenizer: Tokenizer, first: int) -> Iterator[B
         length = config.row_length(step)
         late = step >= config.steps * (1 - config.decay_share)
         found = config.tail(step)
-        tools = found[0].tools if found and length >= _TOOLS_LENGTH else 0.0
+        tools = found[0].tools if found else 0.0
         yield stream.batch(step, max(1, config.tokens_of(step) // length), length, late, tools)
 
 
