@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
-from jaxserve.client.images import image_data
 from jaxserve.client.input_processor import check_cache_salt, check_text_fits
 from jaxserve.errors import EngineDeadError, PausedError, QueueFullError, ValidationError
 from jaxserve.request.queueing import Queueing
@@ -301,14 +300,6 @@ class Service:
             return tokens if cut is None else cut.of(tokens)
 
         return await asyncio.to_thread(encode)
-
-    async def with_places(self, tokens: list[int], images: Sequence[str]) -> list[int]:
-        """Token ids in which each image's token stands as often as the image takes places.
-
-        Raises:
-            ValidationError: images that cannot be read.
-        """
-        return await self.engine.with_places(tokens, image_data(images))
 
     def cut(self, request: PromptRequest, reserved: int | None) -> Cut | None:
         """How prompts of a request are cut, `reserved` tokens of output in mind.

@@ -88,7 +88,7 @@ class Engine:
         self._in_flight: deque[StepInFlight] = deque()
         self._num_groups = scheduler.limits.num_groups
         self._most_in_flight = max(2, self._num_groups) if overlap else 1
-        self._counts = EngineCounts(scheduler, cost)
+        self._counts = EngineCounts(scheduler, cost, encoder)
         self._clock = StepClock()
         self._busy = BusyWindow() if busy is None else busy
         told = grammars, scheduler.force, runner.write_rows, runner.put_state, encoder

@@ -66,6 +66,8 @@ class Encoder:
     Attributes:
         identity: a digest of some numbers of each parameter: files of pages outlive an engine.
         num_launches, num_encoded: launches, and the arrays in them, so far.
+        num_asked, num_known: arrays that were asked for, and those of them that were kept or waited
+            already, so far.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Encoder:
         self._programs: dict[int, Any] = {}  # by rows of a launch
         self._thread: threading.Thread | None = None  # while there is something to launch
         self.identity = b""
-        self.num_launches = self.num_encoded = 0
+        self.num_launches = self.num_encoded = self.num_asked = self.num_known = 0
 
     @property
     def device_bytes(self) -> int:
@@ -208,13 +210,16 @@ class Encoder:
         key, array = digest.digest(), np.frombuffer(data, "<f4").reshape(shape)
         made: Future[np.ndarray] = Future()
         with self._lock:
+            self.num_asked += 1
             if (item := self._items.get(key)) is not None:
+                self.num_known += 1
                 item.calls.append(call)
                 return key, item.made
             if self._is_closed:
                 made.cancel()
                 return key, made
             if key in self._rows:
+                self.num_known += 1
                 self._rows.move_to_end(key)
                 made.set_result(self._rows[key])
                 return key, made

@@ -52,10 +52,12 @@ def test_rows_come_in_the_order_that_was_asked(encoder: Encoder) -> None:
     assert encoder.sizes == [1, 2, 4]
     assert rows(encoder, 3, 1, 2, 1, 5, 6) == [12, 4, 8, 4, 20, 24]
     assert encoder.num_encoded == 5, "one of them twice"
+    assert (encoder.num_asked, encoder.num_known) == (6, 1)
 
 
 def test_what_is_known_is_not_encoded_again(encoder: Encoder) -> None:
     assert rows(encoder, 1, 2) == rows(encoder, 1, 2) and encoder.num_encoded == 2
+    assert (encoder.num_asked, encoder.num_known) == (4, 2)
     encoder.forget()
     assert rows(encoder, 2, 2) == [8, 8] and encoder.num_encoded == 3
     same = np.full((3, 2), 1, "<f4").tobytes()
