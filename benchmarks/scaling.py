@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 
-
 from benchmarks.model_shapes import write_config
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.measure import describe, environment

@@ -21,6 +21,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.compilation.compiler_options import Options, accepted
+
 DIGEST_BYTES = 32
 SAMPLES = 256  # numbers of a parameter that stand for it
 MOST_SIZES = 5  # of launches
@@ -119,13 +121,12 @@ class Encoder:
         self.identity = digest.digest()
         # one process compiles it, and no other one has a part of the timing of its kernels
         is_gpu = self._everywhere.mesh.devices.flat[0].platform == "gpu"
-        alone = is_gpu and jax.process_count() > 1
-        options: dict[str, str | bool] | None = None
-        if alone:
-            options = {"xla_gpu_shard_autotuning": False}
+        options: Options = {}
+        if is_gpu and jax.process_count() > 1:
+            options = accepted({"xla_gpu_shard_autotuning": False})
         for size in self.sizes:
             run, given = self.program(size)
-            self._programs[size] = jax.jit(run).lower(*given).compile(options)
+            self._programs[size] = jax.jit(run).lower(*given).compile(options or None)
 
     def program(self, size: int) -> tuple[Callable[..., jax.Array], tuple[Any, Any, Any]]:
         """The function of a launch of so many rows, and what it is given: the parameters, and the

@@ -62,24 +62,21 @@ class EarlierStage:
         self._controls: dict[str, Any] = {}
         self._kept: list[HostCopy] | None = None
 
-    def compile(
-        self, run: Callable[..., Any], shape: StateShape, operands: Sequence[Any], options: Any
-    ) -> Any:
-        """Compile the stage's part of a step.
+    def lower(self, run: Callable[..., Any], shape: StateShape, operands: Sequence[Any]) -> Any:
+        """The stage's part of a step, to be compiled.
 
         Args:
             run: `run_step` with all that is static.
             shape: of its state.
             operands: shapes of its int32 blob, and of [T, E] from the stage before where there is
                 one.
-            options: of the compiler.
         """
         places = self._everywhere
         given = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places) for x in operands]
         state = shape.abstract(self.stage.mesh)
         where = (shape.shardings(self.stage.mesh), places, places)
         step = jax.jit(run, donate_argnums=2, out_shardings=where)
-        return step.lower(self.leaves, {}, state, *given).compile(compiler_options=options)
+        return step.lower(self.leaves, {}, state, *given)
 
     def compile_control(
         self, control: UploadProgram | CopyProgram, shape: StateShape, options: Any
@@ -150,8 +147,8 @@ class PipelineRunner(Runner):
         cache: KVCache,
     ):
         *before, last = stages
-        super().__init__(config, model_config, models[-1], last.mesh, cache, first_layer=last.start)
         self._earlier = [EarlierStage(*one) for one in zip(before, models, strict=False)]
+        super().__init__(config, model_config, models[-1], last.mesh, cache, first_layer=last.start)
         self._calls: dict[StepShape, list[Any]] = {}  # of the earlier stages
         self._dtype = jnp.dtype(config.model.dtype)
         for feature in self.features:
@@ -185,7 +182,8 @@ class PipelineRunner(Runner):
     def compile_program(self, shape: StepShape) -> Program:
         """Compile the parts of all stages for one shape; `call` is the last one's."""
         program = super().compile_program(shape)
-        *_, blob, entering = self.operands(program.layout)
+        with self._reading_parameters():
+            *_, blob, entering = self.operands(program.layout)
         calls, state = [], self._state_shape_before()
         for number, one in enumerate(self._earlier):
             spec = replace(
@@ -197,7 +195,8 @@ class PipelineRunner(Runner):
             operands = (blob, entering) if number else (blob,)
             with self._reading_parameters():
                 run = partial(run_step, spec, one.structure)
-                calls.append(one.compile(run, state, operands, self.compiler_options))
+                lowered = one.lower(run, state, operands)
+            calls.append(lowered.compile(compiler_options=self.compiler_options))
         self._calls[shape] = calls
         most = max(program.device_bytes, *map(device_bytes_of, calls))
         return program._replace(device_bytes=most)
@@ -237,8 +236,13 @@ class PipelineRunner(Runner):
     def close(self) -> None:
         """Stop background compilation and give back device memory."""
         super().close()
+        self._calls = {}
         for one in self._earlier:
             one.close()
+
+    def _num_parameters(self) -> int:
+        before = (leaf.size for one in self._earlier for leaf in one.leaves)
+        return super()._num_parameters() + sum(before)
 
     def _state_shape_before(self) -> StateShape:
         """Of the stages before the last one: features keep nothing there."""

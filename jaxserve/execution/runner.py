@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.compilation.compiler_options import accepted, compiler_options
+from jaxserve.compilation.compiler_options import PINNED, accepted, compiler_options
 from jaxserve.compilation.lowered_step_cache import LoweredStepCache, lowered_step_cache
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -146,8 +146,8 @@ class Runner:
             one_program=backends.one_program,
         )
         self.compiler_options = accepted(options)
-        lost = sorted(options.keys() - self.compiler_options.keys())
-        if lost and backends.one_program:  # others lose speed alone
+        lost = sorted(PINNED.keys() - self.compiler_options.keys())  # others lose speed alone
+        if lost and backends.one_program and PINNED.keys() <= options.keys():
             allowed = f"False with jax {jax.__version__}, whose XLA does not know {', '.join(lost)}"
             raise ValidationError("deterministic", True, allowed)
         self._structure, self._leaves = split_model(model)
@@ -196,7 +196,7 @@ class Runner:
         )
         if backends.one_program:
             del self._shapes[1:]  # the first serves every step
-        self._flops_per_token = 2.0 * sum(leaf.size for leaf in self._leaves)
+        self._flops_per_token = 2.0 * self._num_parameters()
         self._numbers_per_token = self._flops_per_token / defaults.flops_per_number
         self.first_runs: dict[StepShape, float] = {}
         self._more = OnDemandStates(self._replicated)
@@ -634,6 +634,9 @@ class Runner:
             del operands  # the compiler goes on when `close` has given the parameters back
         compiled = lowered.compile(compiler_options=self.compiler_options)
         return Program(layout, result, compiled, device_bytes_of(compiled))
+
+    def _num_parameters(self) -> int:
+        return sum(leaf.size for leaf in self._leaves)
 
     def _spec(self, layout: BlobLayout, result: ResultLayout) -> StepSpec:
         return StepSpec(

@@ -29,9 +29,9 @@ from jaxserve.loading.engine_plan import EnginePlan
 from jaxserve.loading.hub import ModelFiles
 from jaxserve.loading.weights_digest import weights_digest
 from jaxserve.parallel.processes import connect, disconnect
-from jaxserve.processes.joining import gather
+from jaxserve.processes.joining import JOIN_S, gather
 from jaxserve.processes.link import Link
-from jaxserve.processes.network import free_port
+from jaxserve.processes.network import free_port, own_address
 from jaxserve.processes.wire import StartRefusal
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,11 @@ class ProcessGroup:
             raise ValidationError("process_id", config.process_id, allowed)
         assert config.coordinator is not None
         host, port = address_of(config.coordinator)
+        try:
+            host = own_address(host, JOIN_S)
+        except OSError as error:
+            text = f"coordinator={config.coordinator}: its host is not known here: {error}"
+            raise JaxServeError(text) from error
         count, own, token = config.num_processes, what_is_compared(config), token_of(config)
         self.on_lost = on_lost
         self._is_closed = False

@@ -126,8 +126,8 @@ def make_attend(
             }
             if backends.one_program:
                 every = all_as_lanes(batch, pages)
-                ahead = {"last_seen": None, "looks_ahead": None}
-                out = cache.prefill(held, layer, q, *every, **options, **ahead)
+                options |= {"last_seen": None, "looks_ahead": None}
+                out = cache.prefill(held, layer, q, *every, **options)
                 return out[:, :, :head_dim], held
             table = pages.decode_table, batch.decode_lens
             of_decode = {**options, "query_lens": batch.query_lens}

@@ -15,6 +15,8 @@ from typing import NamedTuple
 # another engine of the same hosts most likely another one
 FIRST_PORT, NUM_PORTS = 61440, 4096
 THIS_HOST = "127.0.0.1"
+# by which libtpu takes some chips of a host as a slice of their own
+OWN_CHIPS = ("TPU_PROCESS_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_VISIBLE_DEVICES")
 _BRACKETS = re.compile(r"\[(\d+)[^\]]*\]")  # of a list of hosts, as node[003,005-007]
 _MPIRUN = re.compile(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)")  # the first address of mpirun
 
@@ -89,7 +91,8 @@ def _tpu(environ: Mapping[str, str]) -> ProcessPlace | None:
     names = [one.strip().partition(":")[0] for one in hosts.split(",")]
     own = _counts({"size": str(len(names)), **environ}, "size", "TPU_WORKER_ID")
     is_one_of_slices = environ.get("MEGASCALE_NUM_SLICES", "1") != "1"
-    if own is None or is_one_of_slices or not all(names):
+    has_own_chips = any(name in environ for name in OWN_CHIPS)
+    if own is None or is_one_of_slices or has_own_chips or not all(names):
         return None
     address = _address(names[0], hosts)
     return ProcessPlace("the TPU slice", *own, address, spans_hosts=True, is_certain=True)

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 HOST = "metadata.google.internal"  # GCE_METADATA_IP in the environment names another one
 PATH = "/computeMetadata/v1/instance/attributes/"
 ASK_S = 5.0
+TRIES = 3
 MOST_BYTES = 1 << 20
 PCI = Path("/sys/bus/pci/devices")
 GOOGLE = "0x1ae0"
@@ -34,13 +35,15 @@ def slice_variables(environ: Mapping[str, str], pci: Path = PCI) -> dict[str, st
     if "TPU_SKIP_MDS_QUERY" in environ or not has_chips(pci):
         return {}
     host = environ.get("GCE_METADATA_IP", HOST)
-    try:
-        number, hosts = (
-            _asked(host, name) for name in ("agent-worker-number", "worker-network-endpoints")
-        )
-    except (OSError, http.client.HTTPException) as error:
-        logger.warning("the metadata of this TPU VM are not there: %s: %s", host, error)
-        return {}
+    attributes = "agent-worker-number", "worker-network-endpoints"
+    for left in reversed(range(TRIES)):
+        try:
+            number, hosts = (_asked(host, name) for name in attributes)
+            break
+        except (OSError, http.client.HTTPException) as error:
+            logger.warning("the metadata of this TPU VM are not there: %s: %s", host, error)
+            if not left:
+                return {}
     # one is a host, or NAME:ID:ADDRESS
     names = [one.split(":")[-1] for one in hosts.split(",")]
     return {"TPU_WORKER_ID": number, "TPU_WORKER_HOSTNAMES": ",".join(names)}

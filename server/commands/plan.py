@@ -138,15 +138,24 @@ def run(args: argparse.Namespace) -> int:
 
     found = sorted(candidates(asked, model, load, offers, forms, told), key=lambda one: one.order)
     told("")
-    scaled = None
+    scaled = {}
     if args.scaling:
-        scaled = estimates(asked, model, kinds, quantization=stored or "")
+        scaled = {form: estimates(asked, model, kinds, quantization=form) for form in forms}
     if args.json:
-        more = {} if scaled is None else {"scaling": as_json(scaled)}
-        print(json.dumps(json_of(named, found, load, prices, forms) | more, indent=2))
+        written = json_of(named, found, load, prices, forms)
+        if scaled:
+            written["scaling"] = [
+                one | {"quantization": form or "none"}
+                for form, of in scaled.items()
+                for one in as_json(of)
+            ]
+        print(json.dumps(written, indent=2))
     else:
         print(text_of(named, found, load, prices, forms))
-        if scaled is not None:
-            print(f"\nA decode step of {ROWS} rows with {CONTEXT} tokens each, by data sheets:\n")
-            print("\n".join([*heading(), *rows(named, scaled)]))
+        for form, of in scaled.items():
+            weights = f"weights in {form}" if form else "weights as they are"
+            step = f"A decode step of {ROWS} rows with {CONTEXT} tokens each, {weights}"
+            print(f"\n{step}, by data sheets:\n")
+            fits = rows(named, of)
+            print("\n".join([*heading(), *fits]) if fits else "no number of these devices holds it")
     return 0 if any(one.reason is None for one in found) else 1

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
+import sys
 from collections.abc import Mapping
 
 from jaxserve.processes.launchers import ProcessPlace, launched
 from jaxserve.processes.tpu_metadata import slice_variables
-
-logger = logging.getLogger("jaxserve.server")
 
 # flags of `serve` whose default is what a launcher says, and else that of the setting
 OF_LAUNCHER = {"num_processes": None, "process_id": None}
@@ -39,13 +37,13 @@ def find_processes(args: argparse.Namespace, environ: Mapping[str, str] = os.env
     for name, value in (said | {"coordinator": place.coordinator}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    logger.info(
-        "process %s of %s of one engine, process 0 at %s: so says %s; --num-processes 1 makes an "
-        "engine of this process alone",
-        args.process_id,
-        args.num_processes,
-        args.coordinator,
-        place.launcher,
+    # by hand: the log is set up later, and an error of these flags may come first
+    print(
+        f"jaxserve: process {args.process_id} of {args.num_processes} of one engine, process 0 at "
+        f"{args.coordinator}: so says {place.launcher}; --num-processes 1 makes an engine of this "
+        "process alone",
+        file=sys.stderr,
+        flush=True,
     )
 
 
@@ -55,4 +53,5 @@ def _is_meant(args: argparse.Namespace, place: ProcessPlace) -> bool:
         return False
     devices = args.tensor_parallel_size
     divides = devices > 1 and devices % place.num_processes == 0
+    divides = divides and args.pipeline_parallel_size == 1  # stages are of one process
     return place.is_certain or (place.spans_hosts and divides)

@@ -6,6 +6,7 @@ import argparse
 import math
 import socket
 import sys
+from logging.config import dictConfig
 from typing import Any, NamedTuple
 
 from jaxserve.config.engine_config import EngineConfig, Isolation
@@ -235,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
     if config.num_processes > 1 and not args.isolate_engine:
         where = "1 with --no-isolate-engine: one that is lost would leave a step without end"
         raise ValidationError("--num-processes", config.num_processes, where)
-    unlogged_paths(args)
+    unlogged = unlogged_paths(args)
     check_socket_flags(args)
     if not 0 <= args.port <= 65535:
         raise ValidationError("--port", args.port, "0 to 65535")
@@ -246,7 +247,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         if config.process_id:
             from jaxserve.isolation.following import follow
+            from server.logs import log_config
 
+            # where there is no HTTP server that does it
+            dictConfig(log_config(args.uvicorn_log_level, args.log_format, unlogged))
             return follow(config, isolation, early)
         from server.server_process import serve
 

@@ -199,7 +199,7 @@ class Hub:
     def _end_hung(self, seconds: float) -> None:
         """Kill fronts that stand still; others take their places. `seconds`: see `is_hung`."""
         for front in self._by_name.values():
-            if front.is_hung(self._board.of_row(front.row, Cell.TURNS), seconds):
+            if front.is_ready and front.is_hung(self._board.of_row(front.row, Cell.TURNS), seconds):
                 logger.error("a front process has not answered for %g s: it is killed", HUNG_S)
                 front.kill()
 

@@ -209,7 +209,7 @@ class LLMConfig:
         """
         given = self.deployment_config.get("placement_group_bundles")
         count, devices = num_processes(flags), flags.tensor_parallel_size or 1
-        engines = flags.data_parallel_size or 1
+        engines, stages = flags.data_parallel_size or 1, flags.pipeline_parallel_size or 1
         if count == 1:
             if given is not None and not (isinstance(given, (list, tuple)) and len(given) == 1):
                 allowed = "a list of one bundle: engine_kwargs.num_processes is 1"
@@ -219,6 +219,7 @@ class LLMConfig:
         for name, value, is_right, allowed in (
             ("tensor_parallel_size", devices, devices % count == 0, f"a multiple of {count}"),
             ("data_parallel_size", engines, engines == 1, "1"),
+            ("pipeline_parallel_size", stages, stages == 1, "1"),
             ("isolate_engine", flags.isolate_engine, flags.isolate_engine, "true"),
         ):
             if not is_right:

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from jaxserve import LLM, SamplingParams
-from jaxserve.errors import ValidationError
+from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.params.beam_search_params import BeamSearchParams
 
 WAYS = {
@@ -57,11 +57,13 @@ def answers(
 
     engine.on_dispatch, engine.runner.fetch = dispatched, fetched
     found: dict[str, Any] = {}
+    values: list[float] = []
     for way, params in WAYS.items():
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found[way] = [[one.token_ids for one in output.outputs] for output in outputs]
         reported = [output.outputs[0].logprobs or [] for output in outputs]
         found[f"{way} logprobs"] = [[sorted(step) for step in steps] for steps in reported]
+        values += [step[token].logprob for steps in reported for step in steps for token in step]
     beams = llm.beam_search([{"prompt_token_ids": prompts[0]}], BeamSearchParams(3, 6))
     found["beams"] = [one.tokens for one in beams[0].sequences]
     again = llm.generate(prompts[:1], WAYS["greedy"], use_tqdm=False)[0]
@@ -79,8 +81,27 @@ def answers(
         assert error.field == "pipeline_parallel_size" and stages > 1
     else:
         assert stages == 1
+    if stages > 1:
+        fail_in_a_stage(llm, prompts)
     llm.close()
-    return found | {"in flight": most[0]}
+    return found | {"in flight": most[0], "values": values}
+
+
+def fail_in_a_stage(llm: LLM, prompts: list[list[int]]) -> None:
+    """A step that one stage has not taken leaves no stage a state, and the engine is dead."""
+    runner = llm.client.engine.runner
+
+    def fails(*operands: Any) -> Any:
+        raise RuntimeError("a stage fails")
+
+    runner._earlier[-1].run = fails
+    try:
+        llm.generate(prompts, WAYS["greedy"], use_tqdm=False)
+    except EngineDeadError:
+        pass
+    else:
+        raise AssertionError("it went on")
+    assert runner.state is None and all(one.state is None for one in runner._earlier)
 
 
 def refused(folder: str, **settings: Any) -> str:

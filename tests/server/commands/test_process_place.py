@@ -48,6 +48,13 @@ def test_flags_that_were_not_given_are_what_the_launcher_says(
     assert (args.num_processes, args.process_id, host) == expected
 
 
+def test_what_was_found_is_told(parser: Any, capsys: Any) -> None:
+    for words in (TWO, ()):
+        find_processes(parser.parse_args(["serve", *words]), SLURM)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "so says Slurm; --num-processes 1" in line
+
+
 def test_without_a_launcher_an_engine_has_one_process(parser: Any) -> None:
     config = engine_config(parser.parse_args(["serve"]))
     assert (config.num_processes, config.process_id, config.coordinator) == (1, 0, None)

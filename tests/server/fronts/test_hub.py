@@ -74,6 +74,11 @@ def test_a_front_whose_loop_stands_still_is_killed_once(hub: Any) -> None:
     front = hub.made[0]
     hub._end_hung(1000.0)
     assert not front.kills, "it has not begun"
+    hub._board.counts(1).put(Cell.TURNS, 1)
+    hub._end_hung(1000.0)
+    hub._end_hung(1000.0)
+    assert not front.kills, "it is loading"
+    front.is_ready = True
     for turns in (1, 2):
         hub._board.counts(1).put(Cell.TURNS, turns)
         hub._end_hung(1000.0)

@@ -61,6 +61,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.secrets.apiKeys.name }}{{ $_ := set $own "api-keys-file" "/etc/jaxserve-keys/keys.yaml" }}{{ end -}}
 {{- if include "jaxserve.isGroup" . -}}
 {{- $size := int .Values.leaderWorkerSet.size -}}
+{{- range $name := list "data-parallel-size" "pipeline-parallel-size" -}}
+{{- if ne (int (index $.Values.config $name | default 1)) 1 -}}
+{{- fail (printf "config.%s: 1 where the %d pods of a group are one engine" $name $size) -}}
+{{- end -}}
+{{- end -}}
 {{- $devices := int (index .Values.config "tensor-parallel-size" | default 1) -}}
 {{- if mod $devices $size -}}
 {{- fail (printf "config.tensor-parallel-size: %d is no multiple of leaderWorkerSet.size, %d pods that have as many devices each" $devices $size) -}}
