@@ -62,66 +62,16 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
   }
 }
 
-#if JAXSERVE_PAIRS && defined(__FMA__)
-// acc[m][half] += 8 words of row m of x . those of 16 rows of a weight, which are to[2 * word + half].
-template <class Dot, int ROWS>
-[[gnu::always_inline]] inline void add_turned(const __m256i* to, const typename Dot::Activation* const* rows,
-                                              int64_t begin, __m256 (*sums)[2]) {
-  __m256 acc[ROWS][2];
-#pragma GCC unroll 4
-  for (int m = 0; m < ROWS; ++m) acc[m][0] = sums[m][0], acc[m][1] = sums[m][1];
-#pragma GCC unroll 8
-  for (int k = 0; k < 8; ++k) {
-    const __m256i first = to[2 * k], second = to[2 * k + 1];
-#pragma GCC unroll 4
-    for (int m = 0; m < ROWS; ++m) {
-      const __m256i word = splat_word(reinterpret_cast<const char*>(rows[m]) + (begin + k) * 4);
-      if constexpr (std::is_same_v<Dot, Bf16Dot>) {
-        const Floats16 x(word), left(first), right(second);
-        acc[m][0] = _mm256_fmadd_ps(x.second, left.second, _mm256_fmadd_ps(x.first, left.first, acc[m][0]));
-        acc[m][1] = _mm256_fmadd_ps(x.second, right.second, _mm256_fmadd_ps(x.first, right.first, acc[m][1]));
-      } else {
-        const __m256 x = _mm256_castsi256_ps(word);
-        acc[m][0] = _mm256_fmadd_ps(x, _mm256_castsi256_ps(first), acc[m][0]);
-        acc[m][1] = _mm256_fmadd_ps(x, _mm256_castsi256_ps(second), acc[m][1]);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int m = 0; m < ROWS; ++m) sums[m][0] = acc[m][0], sums[m][1] = acc[m][1];
-}
-#endif
-
 // sums[m] = row m of x . the 16 rows of the block, a row of the weight a lane: the sums of `outer_products`, each in
 // its order, of rows too few to be lanes. Words of the weight are transposed in registers. `rows` are of `words` words.
 template <class Dot, int MR>
 inline void turned_products(const typename Dot::Activation* const* rows, int64_t words,
                             const typename Dot::Weight* block, int64_t depth, const typename Dot::Weight* ahead,
                             typename Dot::Sum* sums) {
+  typename Dot::Sum acc[MR] = {};
   const int64_t row_bytes = depth * int64_t(sizeof(*block));
   const char* weight = reinterpret_cast<const char*>(block);
   const char* next = reinterpret_cast<const char*>(ahead);
-#if JAXSERVE_PAIRS && defined(__FMA__)
-  if constexpr (!std::is_same_v<Dot, Int8Dot>) {
-    constexpr int FEW = MR < 4 ? MR : 4;
-    __m256 acc[MR][2] = {};
-    for (int64_t k0 = 0; k0 < words; k0 += 8) {
-      __m256i from[16], to[16];
-#pragma GCC unroll 16
-      for (int n = 0; n < 16; ++n) {
-        if (next && k0 % 16 == 0) __builtin_prefetch(next + n * row_bytes + k0 * 4, 0, 2);
-        from[n % 8 * 2 + n / 8] = load_half(weight + n * row_bytes + k0 * 4);
-      }
-      transpose8(from, to);
-      transpose8(from + 1, to + 1);
-      add_turned<Dot, FEW>(to, rows, k0, acc);
-      if constexpr (MR > FEW) add_turned<Dot, MR - FEW>(to, rows + FEW, k0, acc + FEW);
-    }
-    for (int m = 0; m < MR; ++m) std::memcpy(&sums[m], acc[m], 64);
-    return;
-  }
-#endif
-  typename Dot::Sum acc[MR] = {};
   for (int64_t k0 = 0; k0 < words; k0 += 16) {
     U32x16 square[16];
 #pragma GCC unroll 16
