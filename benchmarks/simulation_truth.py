@@ -65,7 +65,7 @@ WORKLOADS = {
     "steady": Workload(request_rate=3.6, burstiness=4.0, seed=2, **SHORT),
     "bursty": Workload(request_rate=3.0, burstiness=0.25, seed=3, **SHORT),
     "long prompts": Workload(
-        request_rate=0.9, input_len=500, output_len=24, range_ratio=0.4, seed=4
+        request_rate=1.0, input_len=500, output_len=24, range_ratio=0.4, seed=4
     ),
     "shared prefixes": Workload(request_rate=3.0, prefix_len=256, num_prefixes=4, seed=5, **SHORT),
     "priorities": Workload(request_rate=3.0, burstiness=0.25, num_priorities=3, seed=6, **SHORT),

@@ -22,7 +22,7 @@ from jaxserve.simulation.step_time import Programs, StepSeconds
 LEAST_STEPS = 50  # of a trace that says something
 KNOWN = 8  # steps of a kind from which its own constant is fitted
 STRETCH = 32  # steps whose deviations are taken in their order: what disturbs one disturbs the next
-DELAYS = tuple(0.00025 * n for n in range(400))  # seconds that are tried for the intake
+DELAYS = tuple(0.0001 * n for n in range(200))  # seconds that are tried for the intake
 PASSES = 3  # of least squares, each weighted by what the one before expects
 SHORTEST_S = 1e-5  # of a step
 IDLE_S = 0.005  # between two steps: longer, and the engine had nothing to do
@@ -85,7 +85,7 @@ class Fitted:
         self._after = _median(one.commit for one in steps)
         self._deliveries = [one.delivery for one in trace.requests if one.delivery is not None]
         self._delivery = _median(self._deliveries)
-        self.intake = _intake(trace.requests, steps, self._before)
+        self.intake, self.handover = _intake(trace.requests, steps, self._before)
         error = float(np.abs(np.concatenate([*ratios.values()]) - 1).mean())
         self.source = (
             f"steps: fitted from {len(steps)} steps of {trace.path.name} "
@@ -194,10 +194,13 @@ def _gap(steps: Sequence[TracedStep]) -> float:
     return _median(gap for gap in gaps if gap < IDLE_S)
 
 
-def _intake(requests: Sequence[TracedRequest], steps: Sequence[TracedStep], before: float) -> float:
-    """Seconds that the server takes to read a request and hand it over, one after the other.
+def _intake(
+    requests: Sequence[TracedRequest], steps: Sequence[TracedStep], before: float
+) -> tuple[float, float]:
+    """Seconds that the server takes to read a request, one after the other, and until the engine
+    has it.
 
-    It is the delay with which the median of the queue times is that of the recording, where a
+    With them the waits of half of the requests are nearest to those of the recording, where a
     request begins with the first step that is planned once the engine has it, and at once where
     none was in flight. Only requests count that a slot and pages were free for.
 
@@ -209,19 +212,24 @@ def _intake(requests: Sequence[TracedRequest], steps: Sequence[TracedStep], befo
     begins = np.array([one.begin for one in steps])
     known = [one for one in requests if one.queue is not None and one.overhead is not None]
     arrivals = np.array([one.arrival for one in known])
+    queues = np.array([one.queue for one in known])
     if not len(known):
-        return 0.0
+        return 0.0, 0.0
 
-    def queue(delay: float) -> float:
-        each = accumulate(arrivals, lambda last, at: max(last, at) + delay, initial=0.0)
-        read = np.array([*each])[1:]  # when the engine has them
-        behind = np.searchsorted(begins, read)  # how many steps were planned before each
-        idle = (behind == 0) | (ends[np.maximum(behind - 1, 0)] <= read)
-        begin = np.where(idle, read, begins[np.minimum(behind, len(begins) - 1)])
-        return float(np.median(np.maximum(begin, read) - arrivals)) + before
+    def error(reading: float, handover: float) -> float:
+        each = accumulate(arrivals, lambda last, at: max(last, at) + reading, initial=0.0)
+        had = np.array([*each])[1:] + handover  # when the engine has them
+        behind = np.searchsorted(begins, had)  # how many steps were planned before each
+        idle = (behind == 0) | (ends[np.maximum(behind - 1, 0)] <= had)
+        begin = np.where(idle, had, begins[np.minimum(behind, len(begins) - 1)])
+        return float(np.median(np.abs(np.maximum(begin, had) - arrivals + before - queues)))
 
-    median = _median(one.queue for one in known if one.queue is not None)
-    return min(DELAYS, key=lambda delay: abs(queue(delay) - median))
+    # of both together first, as of requests that come alone
+    both = min(DELAYS, key=lambda delay: error(0.0, delay))
+    return min(
+        ((reading, max(0.0, both - reading)) for reading in DELAYS if reading <= 2 * both),
+        key=lambda pair: error(*pair),
+    )
 
 
 def _median(values: Iterable[float]) -> float:

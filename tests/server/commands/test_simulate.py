@@ -97,11 +97,12 @@ def test_a_plan_is_text_or_json(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "| one | int8 | 1 | 1 | 1 |" in told
     steps = [line for line in told.splitlines() if line.startswith("| llama-3-8b | a100 |")]
-    assert steps[3].startswith("| llama-3-8b | a100 | 8 | 2.0 | 65 |") and len(steps) == 6
+    assert steps[3].startswith("| llama-3-8b | a100 | 8 | 1.1 | 65 |") and len(steps) == 6
     assert main([*words, "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
     assert written["candidates"][0]["offer"] == "one"
     assert [one["devices"] for one in written["scaling"]] == [1, 2, 4, 8, 16, 32]
+    assert {one["quantization"] for one in written["scaling"]} == {"int8"}
     assert main([*words, "--tpot-p99", "0.1ms"]) == 1
     assert "Nothing serves this load" in capsys.readouterr().out
 
