@@ -573,7 +573,7 @@ class EngineConfig:
         "Give each request the same tokens, logprobs and vectors bit for bit whatever is served "
         "beside it, however its prompt is cut, and after a preemption or restart; a request that "
         "brings no seed gets one that follows from the engine's and its prompt. On GPUs and "
-        "TPUs, where nobody has run it, one program serves every step, see "
+        "TPUs, where it has not been run, one program serves every step, see "
         "[determinism.md](determinism.md).",
     )
     graph_collectives: bool = program_setting(

@@ -31,7 +31,7 @@ class ProcessPlace(NamedTuple):
         coordinator: HOST:PORT of process 0; None: the launcher does not say its host.
         spans_hosts: whether they are on several hosts.
         is_certain: whether none of them can have devices of its own alone, as in a TPU slice, or
-            somebody has said for JAX that they belong together.
+            JAX's own variables say that they belong together.
     """
 
     launcher: str

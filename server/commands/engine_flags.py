@@ -74,7 +74,7 @@ def engine_config(args: argparse.Namespace, path: str | None = None) -> EngineCo
     path = path or model_path(args)
     settings = settings_of(EngineConfig)
     known = settings.keys() | RENAMED.keys()
-    # None of a setting that is never none: nobody has said it
+    # None of a setting that is never none: no flag gives it
     unset = {name for name, item in settings.items() if not item.optional}
     with renamed(lambda name: "--" + name.replace("_", "-")):
         given = by_settings(

@@ -48,7 +48,7 @@ def find_processes(args: argparse.Namespace, environ: Mapping[str, str] = os.env
 
 
 def _is_meant(args: argparse.Namespace, place: ProcessPlace) -> bool:
-    """Whether one engine is, where nobody has said so."""
+    """Whether the launcher's processes are one engine, where no flag says so."""
     if args.others or args.data_parallel_size != 1:
         return False
     devices = args.tensor_parallel_size
