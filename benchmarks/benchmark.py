@@ -13,7 +13,6 @@ token. The processor's utilisation is of all its cores; the GPU's is what nvidia
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import resource
@@ -32,7 +31,7 @@ import jax
 
 from checkpoints import bundled_model_path
 from jaxserve import LLM
-from jaxserve.bench.measure import describe, environment, run_workload
+from jaxserve.bench.measure import describe, environment, run_workload, write_report
 from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.workloads import fixed
@@ -206,9 +205,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"| {batch} | {' | '.join(cells[1:])} |", flush=True)
     for line in falling(rows):
         print(f"not rising with the batch size: {line}", file=sys.stderr)
-    if options.output_json is not None:
-        report = {"rows": rows, "environment": environment()}
-        options.output_json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.output_json, rows=rows)
     return 0
 
 

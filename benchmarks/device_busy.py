@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.device_trace import serves_traced, traced
 from checkpoints import bundled_model_path
 from jaxserve import LLM
-from jaxserve.bench.measure import environment
+from jaxserve.bench.measure import write_report
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.workloads import WorkItem, uniform
 
@@ -191,9 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
         llm.close()
         rows.append(row_of(slots, overlap == "on", busy) | {"pauses_us": busy.pauses_us})
         print(f"| {' | '.join(str(rows[-1][column]) for column in COLUMNS)} |", flush=True)
-    if options.output_json is not None:
-        report = {"rows": rows, "environment": environment()}
-        options.output_json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.output_json, rows=rows)
     return 0
 
 

@@ -28,15 +28,15 @@ STUB, FRONT = "benchmarks.stub_engine", "server.fronts.child"
 PROMPT = "Once upon a time there was a little child who lived in a house by the sea. " * 8
 
 
-def serve(flags: list[str]) -> int:
-    """`jaxserve serve` with the stub in the place of the engine's process."""
+def serve(flags: list[str], engine: str = STUB) -> int:
+    """`jaxserve serve` with another module in the place of the engine's process."""
     from server.cli import build_parser
     from server.commands.serve import asked_for
     from server.server_process import serve as serve_until_signal
 
     args = build_parser("serve").parse_args(["serve", *flags])
     config, told, isolation = asked_for(args)
-    return serve_until_signal(config, args, told, replace(isolation, module=STUB), None)
+    return serve_until_signal(config, args, told, replace(isolation, module=engine), None)
 
 
 class _Reader(asyncio.Protocol):

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from benchmarks.model_shapes import write_config
 from checkpoints import bundled_model_path
 from jaxserve import LLM, RequestOutputKind, SamplingParams
-from jaxserve.bench.measure import environment
+from jaxserve.bench.measure import write_report
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.execution.device_state import DeviceState
 from jaxserve.execution.programs import Program
@@ -171,10 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         report["us_per_step"][rows] = medians
         cells = [f"{medians[phase]:.0f}" for phase in PHASES]
         print(f"| {rows} | {' | '.join(cells)} | {sum(medians.values()):.0f} |", flush=True)
-    if options.output_json is not None:
-        options.output_json.write_text(
-            json.dumps(report | {"environment": environment()}, indent=1)
-        )
+    write_report(options.output_json, **report)
     return 0
 
 

@@ -77,7 +77,6 @@ class Ours:
             limit_mm_per_prompt={"image": job.most_images},
             enable_prefix_caching=False,
             encoder_cache_bytes=0,
-            compile_in_background=False,
         )
 
     def run(self, prompts: Sequence[Prompt], count: int) -> list[list[int]]:

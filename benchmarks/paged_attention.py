@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import sys
 from pathlib import Path
@@ -33,7 +32,7 @@ from benchmarks.kernel_bench.timing import (
     relative_difference,
 )
 from jaxserve.bench.device_limits import measure_limits
-from jaxserve.bench.measure import describe, environment
+from jaxserve.bench.measure import describe, environment, write_report
 from pallas_kernels import choose_backends, paged_decode_attention
 
 SCATTERED, ORDERED, ONE_PAGE, PLAIN = "pages", "pages in order", "one page", "contiguous, XLA"
@@ -166,10 +165,8 @@ def main(words: list[str] | None = None) -> int:
                 impossible += limits.beyond(what, seconds, 0, rate * 1e9 * seconds, 16)
     for line in impossible:
         print(f"IMPOSSIBLE: {line}", file=sys.stderr)
-    if options.output_json:
-        options.output_json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"rows": rows, "environment": environment() | {"machine": limits.text()}}
-        options.output_json.write_text(json.dumps(report, indent=1) + "\n")
+    machine = {"machine": limits.text()}
+    write_report(options.output_json, rows=rows, environment=machine)
     return 1 if impossible else 0
 
 

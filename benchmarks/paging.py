@@ -13,7 +13,6 @@ gauge `kv_active_ratio` while requests wait, when the engine is saturated.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 from benchmarks.model_shapes import write_config
 from jaxserve import LLM
-from jaxserve.bench.measure import environment
+from jaxserve.bench.measure import write_report
 from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.workloads import WorkItem, random_tokens
 from jaxserve.errors import ValidationError
@@ -141,9 +140,7 @@ def compare(options: argparse.Namespace) -> int:
         f"request; {paged['kv_waste']:.1%} of what is reserved is empty, against "
         f"{static['kv_waste']:.1%}"
     )
-    if options.output_json is not None:
-        report = {"rows": rows, "environment": environment()}
-        options.output_json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.output_json, rows=rows)
     return 0
 
 

@@ -11,7 +11,6 @@ step, and the time from before the one to after the other across the socket.
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxserve.bench.measure import environment
+from jaxserve.bench.measure import write_report
 from jaxserve.boundary.messages import EngineStats, FirstSteps, PageStats, StepOutput
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.processes.wire import Channel, decode, encode
@@ -95,10 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         size = len(encode(decode_step(streams)))
         report["us_per_step"][streams] = {"write": write, "read": read, "round_trip": whole}
         print(f"| {streams} | {size} | {write:.0f} | {read:.0f} | {whole:.0f} |", flush=True)
-    if options.output_json is not None:
-        options.output_json.write_text(
-            json.dumps(report | {"environment": environment()}, indent=1)
-        )
+    write_report(options.output_json, **report)
     return 0
 
 

@@ -3,166 +3,110 @@
 
     python -m benchmarks.scaling
     python -m benchmarks.scaling --measure llama-3-8b --devices 1 2 4 8
+    python -m benchmarks.scaling --measure llama-125m --devices 1 --stages 2 4
 
-Without --measure it prints the tables of docs/scaling.md. A decode step of ROWS rows with CONTEXT
-tokens each is estimated as the simulator does. Sums over the devices of several hosts go at the
-speed of the link between hosts, but on TPUs, whose chips are linked over hosts.
+With --stages it measures what stages of layers leave idle: how long a step takes alone, and how
+often one ends while others are in flight. `idle_share` is the formula.
+
+Without --measure it prints the table of docs/scaling.md (`jaxserve.simulation.scaling`).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any
+
+import jax
 
 from benchmarks.model_shapes import write_config
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.measure import describe, environment
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.errors import ValidationError
-from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.known_shapes import SHAPES
-from jaxserve.scheduling.plan import StepPlan
-from jaxserve.simulation.devices import DEVICES, Device
-from jaxserve.simulation.setting import Setting, settle
-from jaxserve.simulation.step_time import Rates, Roofline
+from jaxserve.simulation.scaling import CONTEXT, ROWS, SIZES, estimates, heading, rows
 
-ROWS, CONTEXT = 64, 1024
-# the most devices of each: of hosts with ON_HOST
+# the most devices of each
 MODELS = {"llama-3-8b": 8, "mixtral-8x7b": 8, "llama-3-70b": 32, "llama-3-405b": 32}
 KINDS = ("h200", "a100", "tpu-v5e", "tpu-v6e")
-ON_HOST = 8  # devices
-SIZES = (1, 2, 4, 8, 16, 32)
-HOST_LINK, HOST_HOP = 50e9, 5e-6  # bytes a second of a GPU's own adapter of 400 Gbit/s, seconds
-COLUMNS = (
-    "model", "device", "devices", "weights, GB each", "sums a step", "MB sent", "step, ms",
-    "of it links", "tok/s", "step against the fewest", "tok/s against them",
-)  # fmt: skip
-
-
-class Estimate(NamedTuple):
-    """A decode step of a model over some devices, by data sheets.
-
-    Attributes:
-        devices: that share the model.
-        weights: bytes on each.
-        sums: that the devices make of their parts, one after the other.
-        sent: bytes that each sends.
-        seconds: of the step.
-        links: of them, by links.
-    """
-
-    devices: int
-    weights: int
-    sums: int
-    sent: float
-    seconds: float
-    links: float
-
-
-def over_hosts(device: Device, devices: int) -> Device:
-    """The device with the link that its sums go over."""
-    if devices <= ON_HOST or device.platform != "gpu":
-        return device
-    return replace(device, link=min(device.link, HOST_LINK), hop=device.hop + HOST_HOP)
-
-
-def sent_bytes(model: ModelConfig, devices: int) -> float:
-    """Bytes that a device sends in a step: sums, two a layer and one more, and parts of logits."""
-    share = (devices - 1) / devices
-    one = 2 * share * ROWS * model.hidden_size * 2
-    logits = share * ROWS * model.vocab_size * 4 / devices
-    return (2 * model.num_layers + 1) * one + logits
-
-
-def estimate(name: str, kind: str, devices: int) -> Estimate | None:
-    """The estimate; None where the model does not fit, or cannot be divided so."""
-    model = model_config_of(SHAPES[name])
-    asked = EngineConfig(
-        model=name, tensor_parallel_size=devices, max_model_len=CONTEXT, max_num_seqs=ROWS
-    )
-    try:
-        setting = settle(asked, model, over_hosts(DEVICES[kind], devices))
-    except ValidationError:
-        return None
-    pages = ROWS * CONTEXT // setting.config.cache.page_size
-    if setting.num_pages <= pages:
-        return None
-    seconds = _seconds(setting)
-    free = replace(setting, device=replace(setting.device, hop=0.0, link=float("inf")))
-    return Estimate(
-        devices,
-        setting.demand.weights,
-        2 * model.num_layers + 1 if devices > 1 else 0,
-        sent_bytes(setting.model, devices) if devices > 1 else 0.0,
-        seconds,
-        seconds - _seconds(free),
-    )
-
-
-def _seconds(setting: Setting) -> float:
-    plan = StepPlan()
-    plan.rows.requests, plan.rows.lengths = [None] * ROWS, [1] * ROWS
-    plan.rows.starts = [CONTEXT - 1] * ROWS
-    plan.samples.requests = [None] * ROWS
-    return Roofline(setting, Rates.of_data_sheet(setting.device)).of(plan, 0).device
 
 
 def table() -> str:
     """All estimates in Markdown."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines = heading()
     for name, most in MODELS.items():
+        asked, model = EngineConfig(model=name), model_config_of(SHAPES[name])
         sizes = [size for size in SIZES if size <= most]
-        for kind in KINDS:
-            found = [one for one in (estimate(name, kind, size) for size in sizes) if one]
-            lines += ["| " + " | ".join(_cells(name, kind, one, found[0])) + " |" for one in found]
+        lines += rows(name, estimates(asked, model, KINDS, sizes))
     return "\n".join(lines)
 
 
-def _cells(name: str, kind: str, one: Estimate, fewest: Estimate) -> Iterator[str]:
-    hosts = -(-one.devices // ON_HOST)
-    yield name
-    yield kind
-    yield f"{one.devices}" if hosts == 1 else f"{one.devices} on {hosts} hosts"
-    yield f"{one.weights / 1e9:.1f}"
-    yield f"{one.sums}"
-    yield f"{one.sent / 1e6:.0f}"
-    yield f"{1e3 * one.seconds:.2f}"
-    yield f"{one.links / one.seconds:.0%}"
-    yield f"{ROWS / one.seconds:,.0f}"
-    yield "" if one is fewest else f"{one.seconds / fewest.seconds - 1:+.0%}"
-    yield "" if one is fewest else f"x {fewest.seconds / one.seconds:.1f}"
+@contextmanager
+def _engine(name: str, devices: int, rows: int, stages: int = 1, **settings: Any) -> Iterator[LLM]:
+    """An engine with random weights; of stages with the programs that are measured alone.
 
-
-def measure(name: str, devices: int, tokens: int) -> float:
-    """Output tokens a second of ROWS requests at once: the second of two runs, random weights."""
+    The native kernels of one fake device would take all cores: on a CPU XLA's are measured.
+    """
+    own = settings
+    if stages > 1:
+        own |= {"compile_ahead": 4, "compile_in_background": False}
+        if jax.default_backend() == "cpu":
+            own |= dict.fromkeys(("linear_backend", "decode_backend", "prefill_backend"), "xla")
+            own["dtype"] = "float32"
     with TemporaryDirectory() as folder:
-        path = write_config(name, Path(folder) / name)
         llm = LLM(
-            str(path),
+            str(write_config(name, Path(folder) / name)),
             load_format="dummy",
             skip_tokenizer_init=True,
             tensor_parallel_size=devices,
-            max_num_seqs=ROWS,
+            pipeline_parallel_size=stages,
+            max_num_seqs=rows,
             max_model_len=CONTEXT,
             enable_prefix_caching=False,
+            **own,
         )
-        params = SamplingParams(
-            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
-        )
-        prompts = [[1 + row] * 8 for row in range(ROWS)]
-        seconds = 0.0
-        for _ in range(2):
-            begin = time.perf_counter()
-            llm.generate(prompts, params, use_tqdm=False)
-            seconds = time.perf_counter() - begin
+        yield llm
         llm.close()
-    return ROWS * tokens / seconds
+
+
+def _seconds_of(llm: LLM, rows: int, tokens: int) -> float:
+    """Seconds of so many requests at once: of the second of two runs."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    seconds = 0.0
+    for _ in range(2):
+        begin = time.perf_counter()
+        llm.generate([[1 + row] * 8 for row in range(rows)], params, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+    return seconds
+
+
+def measure(name: str, devices: int, tokens: int, **settings: Any) -> float:
+    """Output tokens a second of ROWS requests at once."""
+    with _engine(name, devices, ROWS, **settings) as llm:
+        return ROWS * tokens / _seconds_of(llm, ROWS, tokens)
+
+
+def idle_share(steps: int, stages: int) -> float:
+    """The share of the stages' time that is idle, of equal stages and `steps` steps in flight."""
+    return 1 - min(steps, stages) / stages
+
+
+def measured_idle_share(name: str, devices: int, stages: int, tokens: int) -> list[float]:
+    """The same measured, of 1, 2, .. `stages` steps of one row each in flight.
+
+    A step alone takes the time of all stages; where one ends each interval, a stage works a
+    `stages`-th of that time in each.
+    """
+    with _engine(name, devices, stages, stages) as llm:
+        counts = range(1, stages + 1)
+        intervals = [_seconds_of(llm, count, tokens) / (count * tokens) for count in counts]
+    return [1 - intervals[0] / (stages * interval) for interval in intervals]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,15 +114,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measure", choices=SHAPES, help="a model, on the devices that are here")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--stages", type=int, nargs="+", help="what they leave idle instead")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    for name in ("linear_backend", "quantization"):
+        parser.add_argument("--" + name.replace("_", "-"), help="of the engine that is measured")
     options = parser.parse_args(arguments)
     if options.measure is None:
         print(table())
         return 0
     print(describe(environment()))
+    settings = {"linear_backend": options.linear_backend, "quantization": options.quantization}
+    if options.stages:
+        for devices, stages in itertools.product(options.devices, options.stages):
+            idle = measured_idle_share(options.measure, devices, stages, options.tokens)
+            for steps, share in enumerate(idle, start=1):
+                print(
+                    f"{options.measure}, {stages} stages of {devices}, {steps} steps in flight: "
+                    f"{share:.0%} idle, by the formula {idle_share(steps, stages):.0%}",
+                    flush=True,
+                )
+        return 0
     first = 0.0
     for devices in options.devices:
-        rate = measure(options.measure, devices, options.tokens)
+        rate = measure(options.measure, devices, options.tokens, **settings)
         first = first or rate
         print(
             f"{options.measure} over {devices}: {rate:,.1f} tok/s, x {rate / first:.2f}", flush=True

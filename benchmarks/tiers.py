@@ -23,7 +23,7 @@ from typing import Any
 
 from checkpoints import bundled_model_path
 from jaxserve import LLM, SamplingParams
-from jaxserve.bench.measure import environment
+from jaxserve.bench.measure import write_report
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.workloads import random_tokens
 
@@ -118,9 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
     for one in found:
         print("| " + " | ".join(f"{one[name]:.4g}" for name in names) + " |")
-    if options.output:
-        record = {"environment": environment(), "runs": found}
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
+    write_report(options.output, runs=found)
     return 0
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax.numpy as jnp
-
 from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS, is_own, resolve
 from pallas_kernels.backends.record import (
@@ -62,7 +60,8 @@ class Backends:
         matmul: for quantized_matmul, the best first: a product takes the first that covers it.
         experts: for grouped_linear, where `linear` is not "native".
         route: for route, the best first.
-        row_invariant: whether a prompt's rows are attended to as decode rows are, in one order.
+        row_invariant: whether a prompt's rows are attended to as decode rows are, in one order, and
+            whatever rows are beside them; see `one_program`.
     """
 
     decode: str
@@ -84,19 +83,35 @@ class Backends:
     row_invariant: bool = False
 
     @property
+    def one_program(self) -> bool:
+        """Whether rows are in one order only within one compiled program.
+
+        An engine has no other program then, and its decode rows are lanes of prefill: products are
+        divided, and their tiles chosen, by the rows of a program. The native kernels need no such
+        thing.
+        """
+        return self.row_invariant and self.prefill != "native"
+
+    def in_one_order(self) -> Backends:
+        """The same, with rows summed in one order, see `row_invariant`."""
+        chosen = replace(self, row_invariant=True)
+        return replace(chosen, decode_and_write=None) if chosen.one_program else chosen
+
+    @property
     def divides_products(self) -> bool:
         """Whether the linear layers leave products in parts, for `residual_norm` to add."""
         return self.residual_norm is not None
 
-    def sharded(self) -> Backends:
+    def sharded(self, *, whole_blocks: bool) -> Backends:
         """The choice where each of several devices multiplies its part of the weights.
 
-        The native kernels of a CPU keep quantised weights in blocks of outputs, which are not
-        divided.
+        Args:
+            whole_blocks: whether each part is whole blocks of outputs, and whole vectors of inputs,
+                in which the native kernels of a CPU keep quantised weights (`NativeWeight`).
         """
-        if self.linear != "native" and self.experts != "native":
+        if whole_blocks or "native" not in (self.linear, self.experts):
             return self
-        reason = f"{self.reason}; sharded linear layers run on xla"
+        reason = f"{self.reason}; the parts of quantised weights are no whole blocks: xla"
         return replace(self, linear="xla", experts="xla", reason=reason)
 
     def most_pages(self, page: PageFacts, wanted: int) -> int:
@@ -249,8 +264,7 @@ def choose_backends(
         names = candidates(operation, family)
         for name in names:
             refusal = _refusal(operation, name, judged)
-            wide = integers is None and judged.query_dtype == jnp.float32
-            widens = operation == "linear" and (wide or integers is False)
+            widens = operation == "linear" and integers is False
             drawback = native.drawback(widens) if name == "native" else None
             if refusal is None and drawback is None:
                 return name

@@ -36,6 +36,7 @@ from server.event_stream import EventStream, merge, until_disconnect
 from server.protocol.body_errors import named
 from server.protocol.requests import GenerationRequest
 from server.protocol.responses import ChunkWriter, finite, response_body, timings, usage
+from server.request_checks import check_batch, check_response, check_token_lists
 from server.service import (
     Service,
     client_of,
@@ -208,8 +209,8 @@ class Answer(ABC, Generic[Body]):
             await asyncio.sleep(0)
         if self._client is not None:
             self._client.used(len(token_ids))
-        self.service.check_batch(len(self.requests), "prompt", self._prompt_tokens)
-        self.service.check_response(self.body, self._prompt_tokens)
+        check_batch(self.service, len(self.requests), "prompt", self._prompt_tokens)
+        check_response(self.service, self.body, self._prompt_tokens)
 
     async def respond(self, request: Request) -> Response:
         """Generate and answer, once `check_and_prepare` has run."""
@@ -265,7 +266,7 @@ class Answer(ABC, Generic[Body]):
         Raises:
             ApiError, ValidationError: it cannot be served.
         """
-        self.service.check_token_lists(self.body)
+        check_token_lists(self.service, self.body)
         with named(self.fields()), named(self.body.constraint_fields()):
             await self.prepare()
         if self._client is not None:

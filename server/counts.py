@@ -14,15 +14,16 @@ class Cell(IntEnum):
     UNREAD_BYTES = 1  # of answers
     CONNECTIONS = 2
     RUNNING = 3  # requests for the model's work that are being answered
-    TEXT_S = 4
-    HTTP_S = 5
-    REFUSED_REQUESTS = 6  # by max_num_queued_reqs
-    REFUSED_TOKENS = 7  # by max_num_queued_tokens
-    REFUSED_BYTES = 8  # by max_media_bytes
-    REFUSED_WAITS = 9  # by max_queue_wait
+    TURNS = 4  # that the event loop of a front has been seen to take, 0 before the first
+    TEXT_S = 5
+    HTTP_S = 6
+    REFUSED_REQUESTS = 7  # by max_num_queued_reqs
+    REFUSED_TOKENS = 8  # by max_num_queued_tokens
+    REFUSED_BYTES = 9  # by max_media_bytes
+    REFUSED_WAITS = 10  # by max_queue_wait
 
 
-NOW = (Cell.BODY_BYTES, Cell.UNREAD_BYTES, Cell.CONNECTIONS, Cell.RUNNING)
+NOW = (Cell.BODY_BYTES, Cell.UNREAD_BYTES, Cell.CONNECTIONS, Cell.RUNNING, Cell.TURNS)
 REFUSED = {
     "max_num_queued_reqs": Cell.REFUSED_REQUESTS,
     "max_num_queued_tokens": Cell.REFUSED_TOKENS,

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxserve.client.images import image_data
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from server.answer_parts import AnswerParts, Step
@@ -177,4 +178,6 @@ async def count_prompt(
 async def _count(service: Service, chat: ChatCompletionRequest, tools: Any) -> int:
     images: list[str] = []
     tokens = await service.encode_chat(chat, add_special_tokens=False, tools=tools, images=images)
-    return len(await service.with_places(tokens, images) if images else tokens)
+    if images:
+        tokens = await service.engine.with_places(tokens, image_data(images))
+    return len(tokens)

@@ -181,6 +181,7 @@ class _Server(uvicorn.Server):
         self._shutdown_timeout = args.shutdown_timeout
         self._service, self._engine = service, service.engine
         self._engines = [one.engine for one in service.models]
+        self._hold(is_held=len(service.models) > 1)
         self._descriptors, self._base_url = descriptors, base_url
         self._hub = hub  # of fronts, which have the connections; None: there are none
         self._is_loaded = False
@@ -210,8 +211,7 @@ class _Server(uvicorn.Server):
 
     def _stop(self) -> None:
         """Let running requests finish, then close; a second signal ends the process at once."""
-        serves = self._is_loaded or any(engine.is_ready for engine in self._engines[:-1])
-        if self.should_exit or self._engine.is_draining or not serves:
+        if self.should_exit or self._engine.is_draining or not self._is_loaded:
             # Loading cannot be interrupted, and no request is being served yet.
             exit_now(self.exit_code)
         exit_after(self._shutdown_timeout + EXIT_S, self.exit_code)
@@ -280,6 +280,7 @@ class _Server(uvicorn.Server):
                 self._descriptors.limit,
             )
         self._is_loaded = True
+        self._hold(is_held=False)
         self._tasks.append(asyncio.ensure_future(self._watch()))
         names = [name for one in self._service.models for name in one.model_names]
         context = " and ".join(f"{engine.max_model_len}" for engine in self._engines)
@@ -292,6 +293,11 @@ class _Server(uvicorn.Server):
             return
         curl = _curl(self._engine, self._base_url, names[0])
         print(f"\n{text}. Try:\n\n{curl}\n", flush=True)
+
+    def _hold(self, *, is_held: bool) -> None:
+        """Let in no request, or requests: a start that fails must have cut off no answer."""
+        for one in self._service.models:
+            one.is_held = is_held
 
     async def _watch(self) -> None:
         """End the server when its engines have died for good and cannot be started again here."""

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
-from jaxserve.client.images import image_data
 from jaxserve.client.input_processor import check_cache_salt, check_text_fits
 from jaxserve.errors import EngineDeadError, PausedError, QueueFullError, ValidationError
-from jaxserve.params.sampling_params import TOKEN_FIELDS
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry
 from jaxserve.tokenization.truncation import Cut, asked_cut
@@ -32,7 +30,7 @@ from server.options import NO_OPTIONS, Options
 from server.protocol.chat import TemplateFields
 from server.protocol.logprobs import TokenText
 from server.protocol.queueing import queueing
-from server.protocol.requests import GenerationRequest, PromptRequest, QueuedRequest
+from server.protocol.requests import PromptRequest, QueuedRequest
 from server.response_store import ResponseStore
 from server.tools.choice import Parsers
 from server.unread_answers import UnreadAnswers
@@ -61,6 +59,7 @@ class Service:
         keys: those; None where there are none.
         created: when its models were made, in seconds of the epoch.
         models: the services of all models of the server, the default one first.
+        is_held: no request is let in yet, since another model of the server is still loading.
     """
 
     def __init__(
@@ -90,6 +89,7 @@ class Service:
         self.load = Load(self.counts)
         self.created = int(time.time())
         self.model_names = engine.asked.model_names
+        self.is_held = False
 
     def add_model(self, engine: AsyncEngine, parsers: Parsers) -> None:
         """Serve one more model, whose clients, limits and stored responses are the server's."""
@@ -151,7 +151,7 @@ class Service:
             return "dead", ApiError(503, "the engine has stopped; the server must be restarted")
         if engine.is_restarting:
             return "restarting", _come_again("the engine has died and is started again", 2)
-        if not engine.is_ready:
+        if self.is_held or not engine.is_ready:
             return "loading", _come_again("the model is still loading", 5)
         if engine.refusal is not None:
             return "paused", as_api_error(PausedError(engine.refusal))
@@ -301,14 +301,6 @@ class Service:
 
         return await asyncio.to_thread(encode)
 
-    async def with_places(self, tokens: list[int], images: Sequence[str]) -> list[int]:
-        """Token ids in which each image's token stands as often as the image takes places.
-
-        Raises:
-            ValidationError: images that cannot be read.
-        """
-        return await self.engine.with_places(tokens, image_data(images))
-
     def cut(self, request: PromptRequest, reserved: int | None) -> Cut | None:
         """How prompts of a request are cut, `reserved` tokens of output in mind.
 
@@ -323,65 +315,6 @@ class Service:
         return await asyncio.to_thread(
             self.engine.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
         )
-
-    def check_choices(self, request: GenerationRequest, num_prompts: int) -> None:
-        """Raises ValidationError when prompts times n is more than the server starts at once."""
-        most = self.limits.max_choices // num_prompts
-        if most < 1:
-            allowed = f"at most {self.limits.max_choices} prompts in one request"
-            raise ValidationError("prompt", f"{num_prompts} prompts", allowed)
-        if request.choices_per_prompt > most:
-            raise ValidationError(
-                "n", request.choices_per_prompt, f"1 to {most} for {num_prompts} prompt(s)"
-            )
-
-    def check_batch(self, num_prompts: int, field: str, num_tokens: int = 0) -> None:
-        """Refuse prompts of one request that could never wait at a time, with an empty queue.
-
-        Raises:
-            ValidationError: names `field`.
-        """
-        asked = self.engine.config.asked
-        most, most_tokens = asked.max_num_queued_reqs, asked.max_num_queued_tokens
-        if most is not None and num_prompts > most:
-            allowed = f"at most {most} prompts, as many may wait (--max-num-queued-reqs)"
-            raise ValidationError(field, f"{num_prompts} prompts", allowed)
-        if most_tokens is not None and num_prompts > 1 and num_tokens > most_tokens:
-            allowed = f"at most {most_tokens} tokens of several prompts (--max-num-queued-tokens)"
-            raise ValidationError(field, f"{num_tokens} tokens", allowed)
-
-    def check_response(self, request: GenerationRequest, num_tokens: int) -> None:
-        """Refuse a response that would repeat its prompts too often.
-
-        Args:
-            request: names what its choices show of their prompts.
-            num_tokens: of all prompts.
-
-        Raises:
-            ValidationError: names the field that asks for the most.
-        """
-        asked = request.shown_of_prompt(self.engine.model_config.vocab_size)
-        most = self.limits.max_response_entries
-        entries = num_tokens * sum(asked.values())
-        if entries > most:
-            name = max(asked, key=lambda one: asked[one])
-            raise ValidationError(
-                name,
-                getattr(request, name),
-                f"responses that show at most {most} tokens and logprobs of prompts; these "
-                f"{num_tokens} prompt tokens would be {entries}",
-            )
-
-    def check_token_lists(self, request: GenerationRequest) -> None:
-        """Raises ValidationError for a parameter that names more tokens than the model has.
-
-        Before each of them is looked at: a body may hold millions.
-        """
-        vocab_size = self.engine.model_config.vocab_size
-        for name in TOKEN_FIELDS:
-            count = len(getattr(request, name) or ())
-            if count > vocab_size:
-                raise ValidationError(name, f"{count} tokens", f"at most {vocab_size} tokens")
 
 
 def _come_again(text: str, seconds: int) -> ApiError:

@@ -43,7 +43,7 @@ def plain(shape: Any, plan: StepPlan) -> float:
 class Recording:
     """Tells a formula's times, and keeps the steps as a server would have recorded them."""
 
-    intake, source = 0.0, "a formula"
+    intake, handover, source = 0.0, 0.0, "a formula"
 
     def __init__(self, setting: Setting, formula: Formula = plain):
         self._programs, self._formula = Programs(setting), formula

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.determinism.requests import Asked, Told, difference
-from benchmarks.determinism.schedules import SETTINGS, drawn, run
+from benchmarks.determinism.schedules import SETTINGS, drawn, fitting, run
 from benchmarks.determinism.serving import CHATS, asked_and_alone, deterministic_engine
 from checkpoints import bundled_model_path
 from jaxserve import LLM
@@ -60,8 +60,9 @@ def compared(
 ) -> tuple[Counter[str], list[str]]:
     """Run `count` schedules; counts, and what differs."""
     counts, wrong = Counter[str](), []
+    served = fitting(requests, one.config.scheduler.max_model_len)
     for _ in range(count):
-        arrivals = drawn(rng, len(requests), MOST)
+        arrivals = drawn(rng, served, MOST)
         if rng.random() < 0.3:
             one.reset_prefix_cache()
         told = run(one, requests, arrivals)

@@ -12,7 +12,8 @@ from jaxserve.outputs import PoolingRequestOutput, RequestOutput
 
 Told = tuple[Any, ...]  # an answer; floats by their bits
 TURN = 24  # tokens that a chat's next turn adds
-MOST_TOKENS = 60  # of an answer
+MOST_TOKENS = 40  # of an answer
+BEGINNINGS = {40: 4, 130: 4, 300: 3, 1100: 1}  # tokens, and how often one is drawn
 
 
 class Asked(NamedTuple):
@@ -90,10 +91,11 @@ def made(rng: random.Random, count: int, vocab_size: int, longest: int) -> list[
     def tokens(length: int) -> list[int]:
         return [rng.randrange(5, vocab_size) for _ in range(length)]
 
-    beginnings = [tokens(min(length, longest // 2)) for length in (40, 130, 300, 1100)]
+    beginnings = [tokens(min(length, longest // 2)) for length in BEGINNINGS]
     found: list[Asked] = []
     for index in range(count):
-        begin = rng.choice(beginnings) if rng.random() < 0.6 else []
+        (begin,) = rng.choices(beginnings, [*BEGINNINGS.values()])
+        begin = begin if rng.random() < 0.6 else []
         begin = begin[: rng.choice([len(begin), len(begin), rng.randrange(len(begin) + 1)])]
         prompt = begin + tokens(rng.choice([1, 2, 7, 16, 17, 40, 90]))
         asked = params(rng, index, vocab_size)
@@ -110,7 +112,7 @@ def next_turn(rng: random.Random, before: Asked, index: int, answer: Told, vocab
 
 def params(rng: random.Random, index: int, vocab_size: int) -> Params:
     """Parameters of a request; the kinds go round by `index`."""
-    most = rng.choice([1, 3, 8, 24, MOST_TOKENS])
+    most = rng.choice([1, 3, 8, 20, MOST_TOKENS])
     common: dict[str, Any] = {"max_tokens": most, "ignore_eos": rng.random() < 0.7}
     common["seed"] = rng.randrange(2**31)
     drawn = {"temperature": rng.choice([0.6, 1.0, 1.7]), "logprobs": 2}

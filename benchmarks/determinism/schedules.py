@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.determinism.requests import Asked, Told, told
+from benchmarks.determinism.requests import MOST_TOKENS, Asked, Told, told
 from jaxserve import LLM
 
-LATEST = 30  # step of the last arrival
+LATEST = 16  # step of the last arrival
 
 
 class Arrival(NamedTuple):
@@ -35,14 +35,19 @@ class Run(NamedTuple):
     counts: Counter[str]
 
 
-def drawn(rng: random.Random, count: int, most: int) -> list[Arrival]:
-    """A schedule of 2 to `most` of `count` requests; the same one may come more than once."""
-    spread = rng.choice([1, 5, LATEST])
+def fitting(requests: Sequence[Asked], longest: int) -> list[int]:
+    """Indices of the requests that an engine serves of so many tokens at most."""
+    return [i for i, one in enumerate(requests) if len(one.prompt) + MOST_TOKENS <= longest]
+
+
+def drawn(rng: random.Random, indices: Sequence[int], most: int) -> list[Arrival]:
+    """A schedule of 2 to `most` of some requests; the same one may come more than once."""
+    spread = rng.choice([1, 4, LATEST])
     arrivals = []
     for _ in range(rng.randint(2, most)):
         step = rng.randrange(spread)
         leaves = step + rng.randrange(1, 10) if rng.random() < 0.1 else None
-        arrivals.append(Arrival(rng.randrange(count), step, leaves))
+        arrivals.append(Arrival(rng.choice(indices), step, leaves))
     return arrivals
 
 
@@ -87,13 +92,13 @@ def alone(llm: LLM, requests: Sequence[Asked]) -> list[Told]:
 # engines that answer as the one that answers each request alone; few pages make requests lose slots
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "short of pages": {"num_pages": 82, "max_model_len": 1264},
+    "short of pages": {"num_pages": 18, "max_model_len": 160},
     "small chunks": {"prefill_chunk": 37, "max_num_batched_tokens": 48, "max_num_seqs": 24},
     "without a prefix cache": {"enable_prefix_caching": False, "num_pages": 130},
     "small pages, no overlap": {
         "block_size": 8,
-        "num_pages": 164,
-        "max_model_len": 1264,
+        "num_pages": 34,
+        "max_model_len": 160,
         "overlap": False,
     },
 }

@@ -9,12 +9,14 @@ from benchmarks.determinism.requests import Asked, Told, made, next_turn
 from benchmarks.determinism.schedules import alone
 from jaxserve import LLM
 
+SIZES = {"max_num_seqs": 16, "max_num_batched_tokens": 256}
 CHATS = 6  # requests that go on for a second turn
 
 
 def deterministic_engine(model: str, dtype: str, **settings: Any) -> LLM:
-    """An engine with everything that the requests ask for."""
-    asked = {"deterministic": True, "enable_embeddings": True, "use_tqdm_on_load": False}
+    """An engine with everything that the requests ask for, and few programs to compile."""
+    asked: dict[str, Any] = {"deterministic": True, "enable_embeddings": True}
+    asked |= {"use_tqdm_on_load": False, **SIZES}
     return LLM(model, dtype=dtype, **asked | settings)
 
 

@@ -13,6 +13,7 @@ from benchmarks.kernel_bench.cases import as_request
 from benchmarks.kernel_bench.report import number
 from benchmarks.kernel_bench.rows import OURS
 from benchmarks.kernel_bench.run import Answering
+from benchmarks.model_shapes import TINY
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 from jaxserve.simulation.devices import DEVICES
 from jaxserve.simulation.step_time import BANDWIDTH_SHARE, RATE_SHARE
@@ -28,14 +29,6 @@ ABSENT = {"h200": "h200", "h100": "h100", "a100": "a100", "v5e": "tpu-v5e", "v6e
 DEVICE_LIMIT_S = 120
 ENGINE_LIMIT_S = 300
 KERNEL_LIMIT_S = 120
-TINY = {
-    "num_hidden_layers": 2,
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-}
 
 Results = dict[str, Any]
 

@@ -22,12 +22,12 @@ from unittest import mock
 
 from benchmarks.device_busy import BUSY_TARGET, measure_busy
 from benchmarks.device_trace import NoTraceError, traced
-from benchmarks.gpu.engine import TINY, begin_decoding, make_llm
+from benchmarks.gpu.engine import begin_decoding, make_llm
 from benchmarks.gpu.engine_kinds import KINDS, PLAIN, Kind
 from benchmarks.gpu.kernel_classes import by_class
 from benchmarks.gpu.roofline import least_by_kind, operations
 from benchmarks.gpu.setting import Section, Setting
-from benchmarks.model_shapes import write_config
+from benchmarks.model_shapes import TINY, write_config
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.device_limits import MARGIN
 from jaxserve.bench.measure import run_workload

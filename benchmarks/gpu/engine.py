@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from benchmarks.gpu.setting import Section, Setting
-from benchmarks.model_shapes import write_config
+from benchmarks.model_shapes import TINY, write_config
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.workloads import WorkItem, fixed
 from jaxserve.client.engine_client import LocalClient
@@ -25,14 +25,6 @@ from jaxserve.execution import runner
 from jaxserve.models import dummy
 from pallas_kernels import Backends
 
-TINY = {
-    "num_hidden_layers": 2,
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-}
 WEIGHT_STD = 0.1  # so large that a wrong key or value moves the logits by most of their spread
 # of the standard deviation of a position's log-probabilities over the vocabulary: rounding to
 # bfloat16 in another order gives 0.02 to 0.06 of it, attention that is 5 % too large 0.12

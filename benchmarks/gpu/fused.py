@@ -198,9 +198,10 @@ def norm_programs(setting: Setting) -> dict[str, Programs]:
     columns = setting.pick(4096, 64)
 
     def normed(side: tuple[str, Any], residual: Any, product: Any, weight: Any) -> Any:
-        norm = Norm(weight, EPS)
-        rounding = Rounding("int8") if product.shape[0] > 1 else None
-        options = {"rounding": rounding, "backend": side[0], "interpret": side[1]}
+        is_gemma = product.shape[0] == 1  # with norms on both sides, by 1 + weight
+        norm = Norm(weight, EPS, is_gemma)
+        options: dict[str, Any] = {"behind": norm} if is_gemma else {"rounding": Rounding("int8")}
+        options |= {"backend": side[0], "interpret": side[1]}
         rows, stream = residual_norm(residual, product, norm, **options)
         return widened(rows), stream
 
@@ -217,7 +218,7 @@ def norm_programs(setting: Setting) -> dict[str, Programs]:
                 jnp.asarray(rng.uniform(0.5, 2, columns), jnp.bfloat16),
             )
             sides = {MINE: (backend, interpret), THEIRS: ("xla", None)}
-            kind = ", int8" if parts > 1 else ""
+            kind = ", int8" if parts > 1 else ", Gemma's"
             label = f"residual_norm: {rows} x {columns}, {parts} parts{kind}"
             found[label] = {
                 side: (functools.partial(normed, told), operands) for side, told in sides.items()
@@ -235,23 +236,23 @@ def finish_programs(setting: Setting) -> dict[str, Programs]:
     backend, interpret = backend_of(setting, "finish_rows")
     columns = setting.pick(28672, 64)
 
-    def finished(side: tuple[str, Any], kind: str, gated: bool, product: Any) -> Any:
+    def finished(side: tuple[str, Any], kind: str, gate: str | None, product: Any) -> Any:
         options = {"rounding": Rounding(kind), "backend": side[0], "interpret": side[1]}
-        return (widened(finish_rows(product, dtype=jnp.bfloat16, gated=gated, **options)),)
+        return (widened(finish_rows(product, dtype=jnp.bfloat16, gate=gate, **options)),)
 
     # Ampere has no e4m3
     kinds = ("int8", "fp8") if "mosaic_gpu" in setting.backends.matmul else ("int8",)
     found = {}
     for rows in setting.pick((1, 16, 256), (3,)):
         for kind in kinds:
-            for parts, gated in ((1, False), (4, True)):
+            for parts, gate in ((1, None), (4, "silu"), (1, "gelu_tanh")):
                 shape = (parts, rows, columns)
                 product = np.random.default_rng(rows).standard_normal(shape)
                 operand = jnp.asarray(product, jnp.float32 if parts > 1 else jnp.bfloat16)
                 sides = {MINE: (backend, interpret), THEIRS: ("xla", None)}
                 label = f"finish_rows: {rows} x {columns}, {parts} parts, {kind}"
-                found[f"{label}, gated" if gated else label] = {
-                    side: (functools.partial(finished, told, kind, gated), (operand,))
+                found[f"{label}, {gate}" if gate else label] = {
+                    side: (functools.partial(finished, told, kind, gate), (operand,))
                     for side, told in sides.items()
                 }
     return found

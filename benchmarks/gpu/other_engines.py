@@ -22,9 +22,8 @@ from benchmarks.gpu.decode_step import (
     mixed_items,
     rate_key,
 )  # fmt: skip
-from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
-from benchmarks.model_shapes import write_config
+from benchmarks.model_shapes import TINY, write_config
 from benchmarks.peers.limits import least_work
 from benchmarks.peers.process import Worker, WorkerError
 from benchmarks.peers.workload import Cell, fixed_batch, write_rounds

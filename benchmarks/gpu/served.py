@@ -18,10 +18,9 @@ from typing import Any
 from benchmarks.cuda_toolkit import toolkit_environment
 from benchmarks.device_run import ROOT
 from benchmarks.gpu.decode_step import DRY_SHAPE, LLAMA_3
-from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.isolated import importing_from
-from benchmarks.model_shapes import write_config
+from benchmarks.model_shapes import TINY, write_config
 from checkpoints import bundled_model_path
 from jaxserve.bench.startup import free_port, healthy_server
 from jaxserve.errors import JaxServeError

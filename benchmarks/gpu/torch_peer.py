@@ -6,10 +6,10 @@ import importlib.util
 from typing import Any
 
 from benchmarks.gpu.decode_step import DRY_ROWS, FILTERED, GREEDY, LENGTH, step_key
-from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench.worker import torch_worker
+from benchmarks.model_shapes import TINY
 from jaxserve.models.known_shapes import SHAPES
 
 BATCHES = (64, 16, 1, 256)

@@ -24,6 +24,7 @@ class Costs:
     step: float = 0.008
     token: float = 50e-6
     intake: float = 0.0
+    handover: float = 0.0
     source: str = "a formula"
 
     def of(self, plan: StepPlan, num_pages: int) -> StepSeconds:

@@ -4,12 +4,14 @@
     python -m benchmarks.verify.prove_step --device h200 --shape llama-3-8b
     python -m benchmarks.verify.prove_step --device h200 --shape llama-3-70b --tensor-parallel 8
     python -m benchmarks.verify.prove_step --full --markdown docs/memory.md
+    python -m benchmarks.verify.prove_step --device h200 a100 --layers 2 --deterministic
 
 Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
 kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
 the pool stays in place; what they launch: kernels a layer, loops, copies, CUDA graphs; and what
-decode steps move and the least time of that, an estimate. Exit codes: 0 all pass, 1 one fails, 3
-this machine lacks a compiler.
+decode steps move and the least time of that, an estimate. With `--deterministic` it compiles the
+one program that such an engine has, which fails where it may sum a row in several orders. Exit
+codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ from jaxserve.execution.memory_plan import (
     plan_num_pages,
 )
 from jaxserve.execution.parameters import split_model
-from jaxserve.execution.programs import MOST_SPECIAL, lanes_for
+from jaxserve.execution.programs import MOST_SPECIAL, lanes_for, wanted_shapes
 from jaxserve.execution.step import StepSpec, run_step
 from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
@@ -115,14 +117,13 @@ ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 # more where a kernel of this package reads what attention gave of both kinds of rows; a product of
 # XLA's joins them as it reads
 JOINED_KERNELS = 1
-# more where norms stand behind attention and MLP too (Gemma): all four are XLA's, and each is two
-# kernels where there is one row
-NORM_KERNELS, NORM_KERNELS_OF_ROW = 3, 7
-# more in a step with images: of their embeddings, of angles by several axes of positions, and where
-# the rows of prefill may look ahead
-IMAGE_KERNELS = 2
+# more in a step with images: of their embeddings, and of angles by several axes of positions; where
+# rows of prefill may look ahead, of what the branch takes and gives as well
+IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
+# the one program of a deterministic engine: slots, and tokens of prompts
+ONE_PROGRAM = wanted_shapes(64, 256, smallest_bucket=1)[0]
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
 
 
@@ -141,6 +142,7 @@ class Setting:
     slots: int = MAX_NUM_SEQS
     max_model_len: int = MAX_MODEL_LEN
     graph_collectives: bool = False
+    deterministic: bool = False
 
     def config(self) -> ModelConfig:
         """The model, with all of its layers or the first few."""
@@ -160,7 +162,9 @@ class Setting:
             self.config(), DTYPE, platform, self.page_size, self.devices
         )
         chosen = choose_backends(device_name(self.kind), platform, shape)
-        return chosen.sharded() if is_divided(self.devices) else chosen
+        if self.deterministic:
+            return chosen.in_one_order()
+        return chosen.sharded(whole_blocks=True) if is_divided(self.devices) else chosen
 
     def cache(self) -> KVCache:
         """The engine's KV cache, of the pages that are given."""
@@ -264,7 +268,9 @@ def requirements(
     setting: Setting, config: ModelConfig, backends: Backends, step: StepShape, pool_bytes: int
 ) -> Requirements:
     """The demands on the step: matrix instructions, few kernels, the pool in place."""
-    used = {"paged_decode": resolve("decode", backends.decode)}
+    used: dict[str, Any] = {}
+    if not backends.one_program:
+        used["paged_decode"] = resolve("decode", backends.decode)
     if step.num_prefill:
         used["paged_prefill"] = resolve("prefill", backends.prefill)
     launches = [one.launches for one in used.values()]
@@ -273,7 +279,8 @@ def requirements(
         used["quantized_matmul"] = resolve("matmul", backends.matmul[0])
     instructions = {kernel: one.instruction for kernel, one in used.items() if one.instruction}
     a_layer = None
-    if setting.devices == 1 and backends.rotate_and_write and None not in launches:
+    counts_kernels = backends.rotate_and_write and not backends.one_program
+    if setting.devices == 1 and counts_kernels and None not in launches:
         a_layer = OTHER_KERNELS + sum(filter(None, launches))
         integers = setting.quantization == "int8"
         if integers or (setting.quantization == "fp8" and "mosaic_gpu" in backends.matmul):
@@ -284,11 +291,8 @@ def requirements(
             covers = resolve("route", backends.route[0]).covers
             shape = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
             a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
-        if config.architecture.startswith("Gemma"):
-            rows = step.num_decode + step.num_prefill
-            a_layer += NORM_KERNELS_OF_ROW if rows == 1 else NORM_KERNELS
         if config.images is not None and Images.name in step.features:
-            a_layer += IMAGE_KERNELS
+            a_layer += IMAGE_KERNELS + (AHEAD_KERNELS if config.images.sees_whole else 0)
         if setting.quantization is not None and step.num_decode and step.num_prefill:
             a_layer += JOINED_KERNELS
         if is_dequantized:
@@ -302,6 +306,7 @@ def requirements(
         capacity=device_memory(setting.kind),
         # where the engine turns this off; a TPU's compiler may when the device is nearly full
         recomputed=0 if platform_of(setting.kind) == "gpu" else None,
+        one_order=setting.deterministic,
     )
 
 
@@ -351,7 +356,9 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     parallel = f", {setting.devices} devices" if setting.devices > 1 else ""
     stored = "" if setting.kv_cache_dtype == "auto" else f", {setting.kv_cache_dtype} KV cache"
     weights_in = "" if setting.quantization is None else f", {setting.quantization} weights"
-    name = f"{setting.shape}, {config.num_layers} layers{parallel}{weights_in}{stored}, {step.name}"
+    one = ", deterministic" if setting.deterministic else ""
+    of_model = f"{setting.shape}, {config.num_layers} layers{parallel}{weights_in}{stored}{one}"
+    name = f"{of_model}, {step.name}"
     wanted = requirements(setting, config, backends, step, pool)
     if "quantized_matmul" in wanted.instructions:
         # a kernel multiplies the weights as they are stored: nothing else may write them
@@ -374,6 +381,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
                 platform_of(setting.kind),
                 divides_products=backends.divides_products,
                 graph_collectives=setting.graph_collectives,
+                one_program=backends.one_program,
             ),
             donate_argnums=2,
             out_shardings=(jax.tree.map(lambda s: s.sharding, state), everywhere, {}),
@@ -417,6 +425,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--graph-collectives", action="store_true", help="sums over GPUs are in the CUDA graphs"
     )
+    parser.add_argument(
+        "--deterministic", action="store_true", help="the one program of a deterministic engine"
+    )
     parser.add_argument("--markdown", type=Path, help="also write the memory tables to this file")
     parser.add_argument("--json", type=Path, help="also write all that is known to this file")
     options = parser.parse_args(arguments)
@@ -450,6 +461,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
             options.kv_cache_dtype,
             options.quantization,
             graph_collectives=options.graph_collectives,
+            deterministic=options.deterministic,
         )
         for shape, devices, kinds in (FULL if options.full else models)
         for kind in kinds
@@ -465,8 +477,9 @@ def main(arguments: list[str] | None = None) -> int:
     missing: list[str] = []
     for setting in settings(options):
         try:
-            for name in options.step:
-                steps.append(prove_step(setting, STEPS[name]))
+            wanted = [STEPS[name] for name in options.step]
+            for step in [ONE_PROGRAM] if setting.deterministic else wanted:
+                steps.append(prove_step(setting, step))
                 proof = steps[-1].proof
                 print(f"{proof.device}: {proof.name}: {proof.seconds:.0f} s", file=sys.stderr)
                 if options.markdown:  # after every step: an interrupted run leaves what it has

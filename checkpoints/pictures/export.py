@@ -9,12 +9,12 @@ from tokenizers import Tokenizer
 from transformers import (
     CLIPVisionConfig,
     GenerationConfig,
-    LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
 )
 
 from checkpoints.pictures.tokenizer import IMAGE, MAX_LENGTH, PATCH, SIDE
+from checkpoints.tiny.export import llama_config
 from checkpoints.tiny.tokenizer import BOS_ID, END_ID, PAD_ID
 from checkpoints.training import export
 
@@ -31,21 +31,13 @@ def model_config(tokenizer: Tokenizer) -> LlavaConfig:
         hidden_act="gelu",
         projection_dim=128,
     )
-    text = LlamaConfig(
+    text = llama_config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
         max_position_embeddings=MAX_LENGTH,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=BOS_ID,
-        eos_token_id=END_ID,
-        pad_token_id=PAD_ID,
     )
     return LlavaConfig(
         vision_config=tower,

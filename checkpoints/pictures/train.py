@@ -24,7 +24,7 @@ from checkpoints.pictures.export import model_config, save_model
 from checkpoints.pictures.network import answer_scores, features
 from checkpoints.pictures.questions import asked_pictures
 from checkpoints.pictures.tokenizer import make_tokenizer, save_processor
-from checkpoints.tiny.muon import Muon
+from checkpoints.tiny.muon import muon_and_adam
 from checkpoints.training import Run
 
 
@@ -88,14 +88,8 @@ class Trainer(Run):
             self.model.model.multi_modal_projector,
             self.model.model.language_model.layers,
         )
-        inner = [p for part in parts for p in part.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in inner}
         every = [*self.model.parameters(), *self.head.parameters()]
-        outer = [p for p in every if id(p) not in chosen]
-        optimizers = (
-            Muon(inner, config.weight_decay, torch.float32),
-            torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.0),
-        )
+        optimizers = muon_and_adam(parts, every, config.weight_decay, torch.float32)
         super().__init__(
             {"model": self.model, "head": self.head}, optimizers, config.clip, save_model
         )

@@ -6,7 +6,7 @@ and scales [in / group, out]. Field i (4 bits) of a word is output 8 * word + OR
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,6 +93,7 @@ def read_awq(fields: Fields, reader: SafetensorsReader) -> dict[str, Matrix]:
         groups = stored.groups(inputs)
         expect(reader, name, (inputs, outputs // PER_WORD), ("int32",))
         expect(reader, f"{module}.scales", (groups, outputs), SCALE_TYPES)
+        stored = replace(stored, scales=reader.tensors[f"{module}.scales"].dtype.name)
         if zeros == "integer":
             expect(reader, f"{module}.qzeros", (groups, outputs // PER_WORD), ("int32",))
         check_divides(reader, name, group, inputs)

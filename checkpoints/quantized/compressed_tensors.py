@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -243,6 +243,7 @@ def _integers(
     info = reader.tensors.get(scale)
     single = info is not None and info.shape in ((), (1,), (1, 1)) and scheme.group is None
     expect(reader, scale, info.shape if info and single else (outputs, groups), SCALE_TYPES)
+    stored = replace(stored, scales=reader.tensors[scale].dtype.name)
     check_finite(reader.path, scale, reader.read(scale))
     if zero is not None and bits is not None:
         expect(reader, zero, (-(-outputs * bits // 32), groups), ("int32",))

@@ -9,7 +9,7 @@ makes g_idx irregular: then the matrix is that of the inputs sorted by group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -114,6 +114,7 @@ def read_gptq(fields: Fields, reader: SafetensorsReader) -> dict[str, Matrix]:
         groups = stored.groups(inputs)
         expect(reader, name, (inputs // per_word, outputs), ("int32",))
         expect(reader, f"{module}.scales", (groups, outputs), SCALE_TYPES)
+        stored = replace(stored, scales=reader.tensors[f"{module}.scales"].dtype.name)
         expect(reader, f"{module}.qzeros", (groups, outputs // per_word), ("int32",))
         check_divides(reader, name, group, inputs)
         check_finite(reader.path, f"{module}.scales", reader.read(f"{module}.scales"))
@@ -133,7 +134,7 @@ def read_gptq(fields: Fields, reader: SafetensorsReader) -> dict[str, Matrix]:
                 reader.path, "quantization_config.desc_act is false", f"{module}.g_idx"
             )
         if order is not None:
-            stored = Encoding(kind, group, stored.zeros, ordered=True)
+            stored = replace(stored, ordered=True)
         found[f"{module}.weight"] = GptqMatrix(
             reader, module, (outputs, inputs), stored, bits, version, order
         )

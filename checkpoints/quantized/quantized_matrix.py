@@ -31,6 +31,7 @@ class Encoding:
         activations: what the checkpoint was made for: "float", or rounded to "int8" or "fp8".
         ordered: whether the groups are of inputs in another order than the matrix's.
         static: whether activations are rounded with one scale, which the checkpoint has.
+        scales: type of the scales.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Encoding:
     activations: str = "float"
     ordered: bool = False
     static: bool = False
+    scales: str = "float32"
 
     def groups(self, inputs: int) -> int:
         """Scales of a row."""

@@ -57,7 +57,8 @@ def score_documents(
 ) -> list[tuple[np.ndarray, bool]]:
     """For each document the losses (nats) of its learnt tokens, and whether greedy writes them all.
 
-    A document longer than a row of ``length`` is cut into rows that are read independently.
+    A document longer than a row of ``length`` is cut into rows that are read independently. Rows of
+    like lengths are read together.
     """
     rows: list[tuple[int, list[int], list[bool]]] = []
     for index, document in enumerate(documents):
@@ -66,11 +67,12 @@ def score_documents(
             rows.append((index, document.ids[piece], document.learn[piece]))
     losses: list[list[float]] = [[] for _ in documents]
     exact = [True] * len(documents)
+    rows.sort(key=lambda row: len(row[1]))
     at_once = max(1, _ROWS * _LENGTH // length)
     for first in range(0, len(rows), at_once):
         group = rows[first : first + at_once]
-        ids = np.full((at_once, length + 1), PAD_ID, np.int32)
-        learn = np.zeros((at_once, length + 1), bool)
+        shape = len(group), len(group[-1][1])
+        ids, learn = np.full(shape, PAD_ID, np.int32), np.zeros(shape, bool)
         for row, (_, piece_ids, piece_learn) in enumerate(group):
             ids[row, : len(piece_ids)] = piece_ids
             learn[row, : len(piece_learn)] = piece_learn

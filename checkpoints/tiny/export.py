@@ -13,15 +13,22 @@ from checkpoints.training import export
 
 def model_config() -> LlamaConfig:
     """Shape of the bundled model; its context is also the longest row of the training."""
-    return LlamaConfig(
+    return llama_config(
         vocab_size=2048,
         hidden_size=256,
         intermediate_size=768,
-        num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=4,
-        head_dim=32,
         max_position_embeddings=2048,
+    )
+
+
+def llama_config(**sizes: int) -> LlamaConfig:
+    """A Llama with what the bundled models have in common."""
+    return LlamaConfig(
+        **sizes,
+        num_hidden_layers=4,
+        head_dim=32,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,

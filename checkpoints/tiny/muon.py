@@ -50,3 +50,20 @@ class Muon(torch.optim.Optimizer):
                 matrix.mul_(1 - rate * group["weight_decay"])
                 scale = 0.2 * math.sqrt(max(matrix.shape))
                 matrix.add_(update.to(matrix.dtype), alpha=-rate * scale)
+
+
+def muon_and_adam(
+    parts: Iterable[torch.nn.Module],
+    every: Iterable[torch.nn.Parameter],
+    weight_decay: float,
+    dtype: torch.dtype,
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for the matrices of some parts, Adam for the others of all parameters.
+
+    Updates of both have the same root mean square, so one rate serves both.
+    """
+    inner = [p for part in parts for p in part.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in inner}
+    outer = [p for p in every if id(p) not in chosen]
+    adam = torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.0)
+    return Muon(inner, weight_decay, dtype), adam

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from checkpoints.tiny.corpus import Batch, Stream, tokenizer_texts
 from checkpoints.tiny.evaluate import evaluate
 from checkpoints.tiny.export import load_model, model_config, save_model
-from checkpoints.tiny.muon import Muon
+from checkpoints.tiny.muon import muon_and_adam
 from checkpoints.tiny.tokenizer import save_tokenizer, train_tokenizer
 from checkpoints.training import Run
 
@@ -160,8 +160,7 @@ def batches(config: TrainConfig, tokenizer: Tokenizer, first: int) -> Iterator[B
 class Trainer(Run):
     """A run: model, optimizers and the rows of its log.
 
-    Muon (Jordan et al. 2024) trains the layers' matrices, Adam the embedding and the norms. Muon's
-    updates are scaled to the root mean square that Adam's have, so one rate serves both.
+    Muon (Jordan et al. 2024) trains the layers' matrices, Adam the embedding and the norms.
     """
 
     def __init__(self, config: TrainConfig, shape: LlamaConfig, tokenizer: Tokenizer):
@@ -173,12 +172,8 @@ class Trainer(Run):
         self._body = self.model.model
         if config.compiled:
             self._body = torch.compile(self.model.model, dynamic=False)
-        inner = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in inner}
-        outer = [p for p in self.model.parameters() if id(p) not in chosen]
-        optimizers = (
-            Muon(inner, config.weight_decay, config.dtype),
-            torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.0),
+        optimizers = muon_and_adam(
+            [self.model.model.layers], self.model.parameters(), config.weight_decay, config.dtype
         )
         super().__init__({"model": self.model}, optimizers, config.clip, save_model)
 

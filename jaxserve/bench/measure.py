@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import time
@@ -171,6 +172,14 @@ def environment() -> dict[str, str]:
         "cpu": _cpu_name(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def write_report(path: Path | None, **report: Any) -> None:
+    """A report and its `environment` as JSON; nothing where no file was asked for."""
+    if path is not None:
+        report["environment"] = environment() | report.get("environment", {})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def describe(facts: Mapping[str, str]) -> str:

@@ -280,6 +280,8 @@ class EngineStats(NamedTuple):
     num_integrity_failures: int = 0  # checks of pages and slots that found something wrong
     num_beam_shrinks: int = 0  # beams that searches gave up for want of pages
     work: Work | None = None  # of a device since the engine started; None: it is not counted
+    num_images: int = 0  # that the encoder was asked for since the engine started
+    num_known_images: int = 0  # those of them that it had not to encode
 
     def after(self, earlier: EngineStats) -> EngineStats:
         """These counts plus those of an earlier engine, which has died."""
@@ -299,6 +301,8 @@ class EngineStats(NamedTuple):
             num_integrity_failures=self.num_integrity_failures + earlier.num_integrity_failures,
             num_beam_shrinks=self.num_beam_shrinks + earlier.num_beam_shrinks,
             work=work,
+            num_images=self.num_images + earlier.num_images,
+            num_known_images=self.num_known_images + earlier.num_known_images,
         )
 
 

@@ -36,6 +36,8 @@ def united_stats(told: Sequence[EngineStats]) -> EngineStats:
         num_integrity_failures=sum(one.num_integrity_failures for one in told),
         num_beam_shrinks=sum(one.num_beam_shrinks for one in told),
         work=work,
+        num_images=sum(one.num_images for one in told),
+        num_known_images=sum(one.num_known_images for one in told),
     )
 
 

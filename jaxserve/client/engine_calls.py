@@ -142,7 +142,8 @@ class EngineCalls:
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """The number of devices; `include_dp` is vLLM's: there are no replicas."""
-        return self.config.asked.tensor_parallel_size
+        asked = self.config.asked
+        return asked.tensor_parallel_size * asked.pipeline_parallel_size
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine: queues, pages, steps so far, where their time went."""

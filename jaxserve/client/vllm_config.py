@@ -129,8 +129,9 @@ class ParallelNames(_Names):
     """vLLM's `parallel_config`: one process drives all devices.
 
     Attributes:
-        tensor_parallel_size, world_size: devices.
-        pipeline_parallel_size: 1.
+        tensor_parallel_size: devices of each stage.
+        pipeline_parallel_size: stages.
+        world_size: devices.
         data_parallel_size: engines beside each other.
         data_parallel_rank, rank: 0.
     """
@@ -164,7 +165,7 @@ class VllmNames(_Names):
     def of(cls, config: ResolvedConfig, path: str) -> Self:
         """Those of an engine, whose model's config is at a path."""
         asked, cache, limits = config.asked, config.cache, config.scheduler
-        num_devices = asked.tensor_parallel_size
+        tensor, stages = asked.tensor_parallel_size, asked.pipeline_parallel_size
         return cls(
             ModelNames(
                 model=asked.model,
@@ -194,8 +195,9 @@ class VllmNames(_Names):
                 async_scheduling=asked.overlap,
             ),
             ParallelNames(
-                tensor_parallel_size=num_devices,
-                world_size=num_devices,
+                tensor_parallel_size=tensor,
+                world_size=tensor * stages,
+                pipeline_parallel_size=stages,
                 data_parallel_size=asked.data_parallel_size,
             ),
         )

@@ -14,6 +14,17 @@ set anew in the graph. While a profiler listens XLA launches kernel by kernel.
 **Autotuning.** Where the device is there, XLA times several kernels for each matrix product,
 Triton's and cuBLAS's, and takes the fastest. The results lie beside the compilation cache, by JAX's
 option `jax_persistent_cache_enable_xla_caches`: a product is timed once, not once a program.
+
+**One program** (`Backends.one_program`). What is timed may end otherwise at the next start, so
+nothing is: all products have one tiling, with the device as without it, and K is not divided in a
+kernel. Libraries, whose kernels may divide tiles of one product in several ways, are not called.
+That no kernel adds by atomics is read in what was compiled (`prove_step --deterministic`): with
+XLA's option against them, `xla_gpu_exclude_nondeterministic_ops`, its own kernels are refused.
+
+**Overlap of sums over devices.** XLA starts a sum and goes on until its result is needed. Here that
+is at once: the norm behind attention or MLP reads it, and a step has no other work meanwhile. So
+the latency-hiding scheduler, which would move work between start and end of a sum, has none to
+move. It is off: its other orders hold buffers for longer. A TPU's compiler has its own.
 """
 
 from __future__ import annotations
@@ -45,11 +56,24 @@ REMATERIALIZATION = "rematerialization"
 # This pass divides K where a product has few tiles, and adds the parts in a kernel of its own where
 # none of XLA's follows. `pallas_kernels.linear` divides for the kernels that follow here.
 SPLIT_K = "splitk-rewriter"
+# 72 KiB of shared memory: every GPU since Ampere has them
+TILES = "block_m:64 block_n:128 block_k:64 split_k:1 num_stages:3 num_warps:4 num_ctas:1"
+PINNED: Options = {
+    "xla_gpu_autotune_level": "0",
+    "xla_gpu_cublas_fallback": False,
+    "xla_gpu_override_gemm_autotuner": TILES,
+    # what other programs have timed is not taken either
+    "xla_gpu_per_fusion_autotune_cache_dir": "",
+}
 UNKNOWN = ("No such compile option", "is not a valid enum value")
 
 
 def compiler_options(
-    platform: str, *, divides_products: bool = False, graph_collectives: bool = False
+    platform: str,
+    *,
+    divides_products: bool = False,
+    graph_collectives: bool = False,
+    one_program: bool = False,
 ) -> Options:
     """What differs from XLA's defaults on a platform, or must not differ from them.
 
@@ -57,6 +81,7 @@ def compiler_options(
         platform: JAX platform name: "cpu", "gpu", "cuda" or "tpu".
         divides_products: whether the linear layers choose the parts of their products themselves.
         graph_collectives: whether collectives of several GPUs may be in a CUDA graph.
+        one_program: whether a program has to sum each row in one order, at every start.
     """
     if platform not in ("gpu", "cuda"):
         return {}
@@ -67,6 +92,8 @@ def compiler_options(
         "xla_gpu_enable_command_buffer": ",".join(commands),
         "xla_gpu_graph_min_graph_size": LEAST_GRAPH,
         "xla_gpu_autotune_level": AUTOTUNE_LEVEL,
+        "xla_gpu_enable_latency_hiding_scheduler": False,
+        **(PINNED if one_program else {}),
     }
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, ClassVar
 
-from jaxserve.config import deterministic, several_processes
+from jaxserve.config import deterministic, several_processes, stages
 from jaxserve.config.named_object import OBJECT_NAME
 from jaxserve.config.settings import (
     Integer,
@@ -310,7 +310,14 @@ class EngineConfig:
     tensor_parallel_size: int = model_setting(
         1,
         Integer(1),
-        "Devices that the model is sharded over.",
+        "Devices that each layer is sharded over.",
+    )
+    pipeline_parallel_size: int = model_setting(
+        1,
+        Integer(1),
+        "Stages that the layers are divided among, each with tensor_parallel_size devices of its "
+        "own; as many steps of different requests are in flight "
+        "([scaling.md](scaling.md#stages-of-layers)).",
     )
     data_parallel_size: int = model_setting(
         1,
@@ -322,7 +329,8 @@ class EngineConfig:
         1,
         Integer(1, MOST_PROCESSES),
         "Processes that have the devices of the one engine, on as many hosts; each has "
-        "tensor_parallel_size / num_processes of them ([scaling.md](scaling.md)).",
+        "tensor_parallel_size / num_processes of them. `serve` takes what a launcher says where it "
+        "is not given ([scaling.md](scaling.md#launchers)).",
     )
     process_id: int = model_setting(
         0,
@@ -564,7 +572,8 @@ class EngineConfig:
         Switch(),
         "Give each request the same tokens, logprobs and vectors bit for bit whatever is served "
         "beside it, however its prompt is cut, and after a preemption or restart; a request that "
-        "brings no seed gets one that follows from the engine's and its prompt. CPUs alone, see "
+        "brings no seed gets one that follows from the engine's and its prompt. On GPUs and "
+        "TPUs, where it has not been run, one program serves every step, see "
         "[determinism.md](determinism.md).",
     )
     graph_collectives: bool = program_setting(
@@ -674,6 +683,7 @@ class EngineConfig:
         if self.deterministic:
             deterministic.check_settings(self)
         several_processes.check_settings(self)
+        stages.check_settings(self)
         for name in _OF_LENGTH if self.scheduling_policy != "length" else ():
             value, default = getattr(self, name), defaults_of(EngineConfig)[name]
             if value != default:

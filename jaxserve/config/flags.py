@@ -26,6 +26,7 @@ CLASSES = ("MODULE:CLASS", "MODULE:NAME")
 # vLLM's
 SHORT = {
     "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
     "data_parallel_size": "-dp",
     "quantization": "-q",
 }

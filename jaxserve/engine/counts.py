@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxserve.boundary.messages import EngineStats
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.boundary.work import Work
+from jaxserve.execution.encoder import Encoder
 from jaxserve.models.cost import ModelCost, Row
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
@@ -16,14 +17,15 @@ class EngineCounts:
     Args:
         scheduler: plans the steps.
         cost: counts the work of each step; None: it is not counted.
+        encoder: of images, where there is one.
 
     Attributes:
         num_steps: dispatched so far.
     """
 
-    def __init__(self, scheduler: Scheduler, cost: ModelCost | None):
+    def __init__(self, scheduler: Scheduler, cost: ModelCost | None, encoder: Encoder | None):
         self.num_steps = 0
-        self._scheduler = scheduler
+        self._scheduler, self._encoder = scheduler, encoder
         self._cost, self._work = cost, None if cost is None else Work()
 
     def of_step(self, plan: StepPlan) -> dict[str, int]:
@@ -60,7 +62,7 @@ class EngineCounts:
         self, times: StepTimes, *, programs: int, integrity_failures: int, beam_shrinks: int
     ) -> EngineStats:
         """A snapshot; the arguments are what others count."""
-        scheduler = self._scheduler
+        scheduler, encoder = self._scheduler, self._encoder
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
@@ -73,4 +75,6 @@ class EngineCounts:
             num_integrity_failures=integrity_failures,
             num_beam_shrinks=beam_shrinks,
             work=self._work,
+            num_images=0 if encoder is None else encoder.num_asked,
+            num_known_images=0 if encoder is None else encoder.num_known,
         )

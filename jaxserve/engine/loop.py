@@ -2,12 +2,13 @@
 
 With overlap the device runs step N while the host commits step N-1 and plans step N+1; the tokens
 that a step feeds on are on the device, so the host need not have seen them. `overlap=False` commits
-each step before the next is planned: the same tokens, one step at a time.
+each step before the next is planned: the same tokens. Stages have a step in flight each.
 """
 
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable
 
 from jaxserve.boundary.engine_view import EngineView
@@ -84,8 +85,10 @@ class Engine:
         self.pace: Pace | None = None
         self.on_dispatch: Callable[[int, StepPlan], None] | None = None
         self._overlap = overlap
-        self._in_flight: StepInFlight | None = None
-        self._counts = EngineCounts(scheduler, cost)
+        self._in_flight: deque[StepInFlight] = deque()
+        self._num_groups = scheduler.limits.num_groups
+        self._most_in_flight = max(2, self._num_groups) if overlap else 1
+        self._counts = EngineCounts(scheduler, cost, encoder)
         self._clock = StepClock()
         self._busy = BusyWindow() if busy is None else busy
         told = grammars, scheduler.force, runner.write_rows, runner.put_state, encoder
@@ -100,12 +103,12 @@ class Engine:
     def has_work(self) -> bool:
         """True while a request is unfinished, a step is in flight or an output is not sent."""
         waits = self.scheduler.has_unfinished or bool(self._arrivals) or bool(self._beams)
-        return waits or self._in_flight is not None
+        return waits or bool(self._in_flight)
 
     @property
     def is_idle(self) -> bool:
         """True while a step would do nothing before a message comes."""
-        return not self.has_work or (self.is_paused and self._in_flight is None)
+        return not self.has_work or (self.is_paused and not self._in_flight)
 
     def check_alive(self) -> None:
         """Raises EngineDeadError once a step has failed or the engine was closed."""
@@ -157,36 +160,31 @@ class Engine:
             self.runner.put_away_weights(keep=action is Action.SLEEP)
 
     def step(self) -> StepOutput:
-        """Dispatch the next step; what the last one that has run did, perhaps nothing.
+        """Dispatch the next step; what the oldest one in flight did, perhaps nothing.
 
         Raises:
             EngineDeadError: the device failed, in this step or before, or the engine was closed.
         """
         self.check_alive()
-        scheduler = self.scheduler
-        self._arrivals.begin_step(idle=not scheduler.has_unfinished and self._in_flight is None)
-        dispatched = self._begin_step()
-        is_stuck = dispatched is None and self._in_flight is None and scheduler.has_unfinished
+        scheduler, in_flight = self.scheduler, self._in_flight
+        self._arrivals.begin_step(idle=not scheduler.has_unfinished and not in_flight)
+        begun = len(in_flight) < self._most_in_flight and self._begin_step()
+        is_stuck = not begun and not in_flight and scheduler.has_unfinished
         if is_stuck and not self.is_paused and not self._arrivals.has_news:
             raise RuntimeError("no request can run and none is in flight: the scheduler stalled")
-        if self._overlap:
-            done, self._in_flight = self._in_flight, dispatched
-        else:
-            done = dispatched
-        seen, reports = SeenTokens(), Reports()
-        if done is not None:
-            seen, reports = self._commit(done)
+        is_due = bool(in_flight) and (not begun or len(in_flight) == self._most_in_flight)
+        seen, reports = self._commit(in_flight.popleft()) if is_due else (SeenTokens(), Reports())
         found: dict[str, list[Hypothesis]] = {}
         if self._beams:
             seen, found = self._beams.take(seen, reports.get(LOGPROBS, {}))
-        backlog = self._in_flight is None and scheduler.has_unfinished
+        backlog = not in_flight and scheduler.has_unfinished
         first_steps = self._clock.committed(backlog=backlog)
         self._busy.record(self._clock.times.device_busy)
         if self.pace is not None and self._clock.last is not None:
             self.pace.ended(self._clock.last)
-        if self._overlap and backlog and done is not None:
+        if self._overlap and is_due and (backlog or self._num_groups > 1):
             # all waited for these tokens: the device need not wait for the client as well
-            self._in_flight = self._begin_step()
+            self._begin_step()
         preempted = {}
         for request in scheduler.take_preempted():
             preempted[request.request_id] = request.num_preemptions
@@ -209,10 +207,10 @@ class Engine:
             queued=self._arrivals.take_queued(),
         )
 
-    def _begin_step(self) -> StepInFlight | None:
-        """Plan the next step and hand it over; None if nothing can run before a commit."""
+    def _begin_step(self) -> bool:
+        """Plan the next step and hand it over; False: nothing can run before a commit."""
         if self.is_paused:
-            return None
+            return False
         clock, scheduler = self._clock, self.scheduler
         clock.start()
         try:
@@ -224,7 +222,9 @@ class Engine:
                 ids = [*dict.fromkeys(request.request_id for request in _newcomers(plan))]
                 if ids:
                     self.announce(FirstSteps(ids))
-            return self._dispatch(plan) if plan else None
+            if plan:
+                self._in_flight.append(self._dispatch(plan))
+            return bool(plan)
         except BaseException:
             # what is planned counts as computed, and now nothing computes it: it must not be found
             scheduler.reset_prefix_cache()
@@ -234,7 +234,7 @@ class Engine:
         clock = self._clock
         clock.start()
         packed, left_out = self._pack(plan)
-        clock.packed(self._in_flight.result if self._in_flight is not None else None)
+        clock.packed(self._in_flight[-1].result if self._in_flight else None)
         if self.pace is not None:
             self.pace.begins(packed.program.layout.shape, plan.rows)
         dispatched = self.runner.dispatch(plan, packed)
@@ -286,7 +286,7 @@ class Engine:
     def close(self) -> None:
         """Stop background work, free weights and KV pool; the engine cannot step afterwards."""
         self.is_closed = True
-        self._in_flight = None
+        self._in_flight.clear()
         self._arrivals.close()
         self.features.close()
         self.runner.close()

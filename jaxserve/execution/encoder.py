@@ -21,9 +21,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.compilation.compiler_options import Options, accepted
+
 DIGEST_BYTES = 32
 SAMPLES = 256  # numbers of a parameter that stand for it
 MOST_SIZES = 5  # of launches
+WORTH_CUTTING = 0.75  # of a launch's rows, which two smaller ones have together at most
 ACTIVATIONS = 4  # arrays as large as its largest that a launch has at once, as a bound
 
 
@@ -65,6 +68,8 @@ class Encoder:
     Attributes:
         identity: a digest of some numbers of each parameter: files of pages outlive an engine.
         num_launches, num_encoded: launches, and the arrays in them, so far.
+        num_asked, num_known: arrays that were asked for, and those of them that were kept or waited
+            already, so far.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class Encoder:
         self._programs: dict[int, Any] = {}  # by rows of a launch
         self._thread: threading.Thread | None = None  # while there is something to launch
         self.identity = b""
-        self.num_launches = self.num_encoded = 0
+        self.num_launches = self.num_encoded = self.num_asked = self.num_known = 0
 
     @property
     def device_bytes(self) -> int:
@@ -114,9 +119,14 @@ class Encoder:
             flat = leaf.reshape(-1)
             digest.update(np.asarray(flat[:: max(1, flat.size // SAMPLES)]).tobytes())
         self.identity = digest.digest()
+        # one process compiles it, and no other one has a part of the timing of its kernels
+        is_gpu = self._everywhere.mesh.devices.flat[0].platform == "gpu"
+        options: Options = {}
+        if is_gpu and jax.process_count() > 1:
+            options = accepted({"xla_gpu_shard_autotuning": False})
         for size in self.sizes:
             run, given = self.program(size)
-            self._programs[size] = jax.jit(run).lower(*given).compile()
+            self._programs[size] = jax.jit(run).lower(*given).compile(options or None)
 
     def program(self, size: int) -> tuple[Callable[..., jax.Array], tuple[Any, Any, Any]]:
         """The function of a launch of so many rows, and what it is given: the parameters, and the
@@ -201,13 +211,16 @@ class Encoder:
         key, array = digest.digest(), np.frombuffer(data, "<f4").reshape(shape)
         made: Future[np.ndarray] = Future()
         with self._lock:
+            self.num_asked += 1
             if (item := self._items.get(key)) is not None:
+                self.num_known += 1
                 item.calls.append(call)
                 return key, item.made
             if self._is_closed:
                 made.cancel()
                 return key, made
             if key in self._rows:
+                self.num_known += 1
                 self._rows.move_to_end(key)
                 made.set_result(self._rows[key])
                 return key, made
@@ -240,9 +253,27 @@ class Encoder:
                 if items and room < 0:
                     break
                 items.append(self._waiting.popleft())
+            kept = self._kept(list(itertools.accumulate(self._count(i.array) for i in items)))
+            self._waiting.extendleft(reversed(items[kept:]))
+            del items[kept:]
             if not items:
                 self._thread = None
         return items
+
+    def _size(self, rows: int) -> int:
+        """Rows of the launch that so many are in."""
+        return next(size for size in self.sizes if size >= rows)
+
+    def _kept(self, ends: list[int]) -> int:
+        """How many arrays, which end at those rows, are in the next launch.
+
+        They are fewer than all where two launches would spend clearly less on empty rows.
+        """
+        for kept in reversed(range(1, len(ends))):
+            rows = self._size(ends[kept - 1]) + self._size(ends[-1] - ends[kept - 1])
+            if rows <= WORTH_CUTTING * self._size(ends[-1]):
+                return kept
+        return len(ends)
 
     def _work(self) -> None:
         while items := self._next():
@@ -265,7 +296,7 @@ class Encoder:
 
     def _launch(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         counts = [self._count(array) for array in arrays]
-        size = next(one for one in self.sizes if one >= sum(counts))
+        size = self._size(sum(counts))
         rows = np.zeros((size, *self._row), np.float32)
         places = np.zeros((size, 1 + self._axes), np.int32)
         begin = 0

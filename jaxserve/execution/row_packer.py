@@ -74,10 +74,15 @@ class RowPacker:
     Args:
         max_num_seqs: slots; row `max_num_seqs` is the trash row.
         features: of the engine.
+        brings_tokens: rows that decode bring their token as well: the host has seen it, and the
+            device that embeds it has not.
     """
 
-    def __init__(self, max_num_seqs: int, features: Sequence[Feature]):
+    def __init__(
+        self, max_num_seqs: int, features: Sequence[Feature], *, brings_tokens: bool = False
+    ):
         self._trash = max_num_seqs
+        self._brings_tokens = brings_tokens
         self._features = features
         self._of_chunks = [f for f in features if overrides(f, "needed_by_chunk")]
         self._fast = feature_sets(features).fast
@@ -248,6 +253,7 @@ class RowPacker:
         """Write a plan into a fresh blob, since a compiled call may read NumPy memory in place."""
         shape, rows = layout.shape, plan.rows
         is_plain = not plan.tokens and not needs.special and shape.num_queries == 1
+        is_plain = is_plain and not self._brings_tokens
         last = self._last
         if is_plain and last and last.layout is layout and last.slots == rows.slots:
             flat = last.blob.copy()
@@ -260,6 +266,10 @@ class RowPacker:
         step.slot[:decodes] = rows.slots[:decodes] if plan.tokens else rows.slots
         if decodes < shape.num_decode:
             step.slot[decodes:] = self._trash
+        if self._brings_tokens:
+            step.start[:decodes] = [1 + start for start in rows.starts[:decodes]]
+            newest = [request.output_token_ids[-1] for request in rows.requests[:decodes]]
+            step.first[:decodes] = [1 + token for token in newest]
         for place, row in enumerate(needs.single, start=decodes):
             step.slot[place] = rows.slots[row]
             step.start[place] = 1 + rows.starts[row]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.compilation.compiler_options import accepted, compiler_options
+from jaxserve.compilation.compiler_options import PINNED, accepted, compiler_options
 from jaxserve.compilation.lowered_step_cache import LoweredStepCache, lowered_step_cache
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.resolved_config import ResolvedConfig
@@ -64,7 +64,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.linear import dequantized_bytes
 from jaxserve.models.protocol import Model
-from jaxserve.parallel.placement import HostCopy, placed
+from jaxserve.parallel.placement import HostCopy, placed, put_away
 from jaxserve.scheduling.plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class Runner:
         mesh: devices that hold it.
         cache: the KV cache, whose pages `set_pool` settles, and the kernels of this device kind.
         beside: bytes of each device that others have, such as an encoder.
+        first_layer: those before it are run elsewhere, see `PipelineRunner`.
 
     Attributes:
         cache: the KV cache, without pages before `set_pool`.
@@ -124,8 +125,9 @@ class Runner:
         cache: KVCache,
         *,
         beside: int = 0,
+        first_layer: int = 0,
     ):
-        self._beside = beside
+        self._beside, self._first_layer = beside, first_layer
         scheduler, self._settings = config.scheduler, config.programs
         self._itemsize = jnp.dtype(config.model.dtype).itemsize
         self._model_config = model_config
@@ -137,13 +139,17 @@ class Runner:
         self._num_host_pages = config.cache.num_host_pages
         self._landing: Landing | None = None
         self._host_pages: HostPages | None = None
-        self.compiler_options = accepted(
-            compiler_options(
-                mesh.devices.flat[0].platform,
-                divides_products=backends.divides_products,
-                graph_collectives=config.asked.graph_collectives,
-            )
+        options = compiler_options(
+            mesh.devices.flat[0].platform,
+            divides_products=backends.divides_products,
+            graph_collectives=config.asked.graph_collectives,
+            one_program=backends.one_program,
         )
+        self.compiler_options = accepted(options)
+        lost = sorted(PINNED.keys() - self.compiler_options.keys())  # others lose speed alone
+        if lost and backends.one_program and PINNED.keys() <= options.keys():
+            allowed = f"False with jax {jax.__version__}, whose XLA does not know {', '.join(lost)}"
+            raise ValidationError("deterministic", True, allowed)
         self._structure, self._leaves = split_model(model)
         # of the part that a device multiplies with
         dequantized = dequantized_bytes(model, backends.matmul, self._itemsize)
@@ -161,7 +167,7 @@ class Runner:
             model_config.hidden_size,
             self.max_prefill_tokens,
             model_config,
-            draws_on(mesh, backends, apart=config.asked.deterministic),
+            draws_on(mesh, backends, apart=backends.row_invariant and self._is_cpu),
             config.asked.deterministic,
             self._max_num_seqs,
         )
@@ -170,7 +176,9 @@ class Runner:
         self.features = (*provided, *(made(choice, facts) for choice in own))
         self.ropes = model_config.ropes
         self._fed = [f for f in self.features if overrides(f, "step_buffers")]
-        self.packer = RowPacker(self._max_num_seqs, self.features)
+        self.packer = RowPacker(
+            self._max_num_seqs, self.features, brings_tokens=self._first_layer > 0
+        )
         defaults = device_defaults(mesh.devices.flat[0].platform)
         drafting = [feature for feature in self.features if feature.num_drafts]
         if len(drafting) > 1:
@@ -186,7 +194,9 @@ class Runner:
             1 + self.num_drafts,
             self.drafts_for,
         )
-        self._flops_per_token = 2.0 * sum(leaf.size for leaf in self._leaves)
+        if backends.one_program:
+            del self._shapes[1:]  # the first serves every step
+        self._flops_per_token = 2.0 * self._num_parameters()
         self._numbers_per_token = self._flops_per_token / defaults.flops_per_number
         self.first_runs: dict[StepShape, float] = {}
         self._more = OnDemandStates(self._replicated)
@@ -218,10 +228,7 @@ class Runner:
     @property
     def weight_bytes(self) -> int:
         """Bytes of parameters on each device."""
-        return sum(
-            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf in self._leaves
-        )
+        return bytes_on_device(self._leaves)
 
     @property
     def step_flops(self) -> StepFlops:
@@ -363,12 +370,12 @@ class Runner:
         self.programs.compile_ahead(self._settings.compile_ahead, progress)
         for program in self.programs.programs:
             self.first_runs[program.layout.shape] = self._idle_run(program)
-        state = self.state_shape().abstract(self._mesh)
         for control in (self._uploads, self._copies):
-            self._controls[control.name] = self._compile(control.run, state, control.size)
+            self._compile_control(control)
             for blob in control.pack(()):
                 self._call_control(control.name, blob)
         if self._num_host_pages:
+            state = self.state_shape().abstract(self._mesh)
             layers = self.cache.groups.layers_per_page
             self._host_pages = HostPages(
                 state, layers, self._num_host_pages, self._compile, self._landing
@@ -553,13 +560,7 @@ class Runner:
         in_files = self._mapped and self._load != self.weights
         if keep and in_files:
             return  # no memory is theirs alone, and another store may be in the folder by then
-        self._kept_weights = [HostCopy(leaf) for leaf in taken] if keep else None
-        shapes: Any = [
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in taken
-        ]
-        self._leaves = tuple(shapes)
-        for leaf in taken:
-            leaf.delete()
+        self._leaves, self._kept_weights = put_away(taken, keep=keep)
 
     def take_back_weights(self) -> None:
         """Have the parameters that were put away on the devices again."""
@@ -577,7 +578,7 @@ class Runner:
         """Give back the memory of pages and tables. Nothing may run or be found afterwards."""
         self._tell("drop_state")
         state, self.state = self.state, None
-        _delete(state)
+        delete_arrays(state)
         self._more.drop()
 
     def make_state(self) -> None:
@@ -616,15 +617,7 @@ class Runner:
     def compile_program(self, shape: StepShape) -> Program:
         """Compile the step for one shape, ahead of time."""
         layout, result = self.layouts(shape)
-        spec = StepSpec(
-            config=self._model_config,
-            features=self.features,
-            layout=layout,
-            result=result,
-            cache=self.cache,
-            max_num_seqs=self._max_num_seqs,
-            mesh=self._mesh,
-        )
+        spec = self._spec(layout, result)
         state = self.state_shape(shape.on_demand)
         run: Callable[..., Any] = partial(run_step, spec, self._structure)
         with self._reading_parameters():
@@ -640,7 +633,22 @@ class Runner:
             lowered = step.lower(*operands)
             del operands  # the compiler goes on when `close` has given the parameters back
         compiled = lowered.compile(compiler_options=self.compiler_options)
-        return Program(layout, result, compiled, _device_bytes(compiled))
+        return Program(layout, result, compiled, device_bytes_of(compiled))
+
+    def _num_parameters(self) -> int:
+        return sum(leaf.size for leaf in self._leaves)
+
+    def _spec(self, layout: BlobLayout, result: ResultLayout) -> StepSpec:
+        return StepSpec(
+            config=self._model_config,
+            features=self.features,
+            layout=layout,
+            result=result,
+            cache=self.cache,
+            max_num_seqs=self._max_num_seqs,
+            mesh=self._mesh,
+            start=self._first_layer,
+        )
 
     @contextmanager
     def _reading_parameters(self) -> Iterator[None]:
@@ -672,6 +680,10 @@ class Runner:
         lowered = jitted.lower(given, self._abstract_blob(size), *more)
         return lowered.compile(compiler_options=self.compiler_options)
 
+    def _compile_control(self, control: UploadProgram | CopyProgram) -> None:
+        state = self.state_shape().abstract(self._mesh)
+        self._controls[control.name] = self._compile(control.run, state, control.size)
+
     def _call_control(self, name: str, blob: np.ndarray) -> None:
         compiled = self._controls[name]
         self._donate(lambda state, blob: (compiled(state, blob),), blob)
@@ -691,7 +703,7 @@ class Runner:
                 after, *result = call(state, placed)
             self.state = self._more.split(after) if more else after
         except BaseException:
-            _delete(state)
+            delete_arrays(state)
             raise
         return result
 
@@ -709,7 +721,7 @@ class Runner:
     def _die(self, name: str, error: BaseException) -> EngineDeadError:
         """Give up after a failed step: what the device held for requests cannot be trusted."""
         state, self.state = self.state, None
-        _delete(state)
+        delete_arrays(state)
         # else the error, which callers may keep, would keep weights and pool alive in its frames
         traceback.clear_frames(error.__traceback__)
         message = (
@@ -749,13 +761,20 @@ class Runner:
         )
 
 
-def _delete(state: DeviceState | None) -> None:
+def delete_arrays(state: DeviceState | None) -> None:
     """Free device arrays now, whatever else refers to them."""
     for array in jax.tree.leaves(state):
         array.delete()
 
 
-def _device_bytes(compiled: Any) -> int:
+def bytes_on_device(leaves: Sequence[Any]) -> int:
+    """Of arrays, or of their shapes with shardings, on each device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
+    )
+
+
+def device_bytes_of(compiled: Any) -> int:
     """What one device holds while a compiled function runs; 0 where XLA does not say."""
     analysis = compiled.memory_analysis()
     if analysis is None:

@@ -36,7 +36,11 @@ from pallas_kernels import PrefillLanes
 
 @dataclass(frozen=True)
 class StepSpec:
-    """Everything static about one program."""
+    """Everything static about one program.
+
+    Those of one device run all layers. The layers [start, stop) of a stage that is not the last one
+    end with hidden states, and `state` has nothing of features; stop None: there is none behind.
+    """
 
     config: ModelConfig
     features: tuple[Feature, ...]
@@ -45,6 +49,8 @@ class StepSpec:
     cache: KVCache
     max_num_seqs: int
     mesh: Mesh
+    start: int = 0
+    stop: int | None = None
 
 
 def run_step(
@@ -54,8 +60,9 @@ def run_step(
     buffers: dict[str, Any],
     state: DeviceState,
     blob: jax.Array,
+    entering: jax.Array | None = None,
 ) -> tuple[DeviceState, jax.Array, dict[str, jax.Array]]:
-    """Compute one step.
+    """Compute one step, or the part of a stage.
 
     The modules are merged inside the traced function and parameters cross the jit boundary as flat
     leaves: calling a compiled function with a module costs milliseconds, with leaves microseconds.
@@ -67,10 +74,11 @@ def run_step(
         buffers: of the features that have some, by their names.
         state: the device state; donated by the caller.
         blob: int32[spec.layout.size], see `BlobLayout`.
+        entering: [T, E] from the stage before; None: the first stage embeds the tokens.
 
     Returns:
-        The next device state; the result, int32, see `ResultLayout`; and what features have set
-        aside, which stays on the device until it is fetched.
+        The next device state; the result, int32, see `ResultLayout`, or [T, E] for the stage
+        behind; and what features have set aside, which stays on the device until it is fetched.
     """
     model = structure.merge(leaves)
     given = spec.layout.read(blob)
@@ -95,14 +103,17 @@ def run_step(
     queries = spec.layout.shape.num_queries
     attend = make_attend(spec.config, spec.cache, paged, spec.mesh, queries)
     hooks = hooked.hooks()
-    embedded = model.embed(compute.tokens)
+    embedded = model.embed(compute.tokens) if entering is None else entering
     if hooks.embed is not None:
         embedded = hooks.embed(embedded)
     positions = hooked.positions(compute.positions[None])
     rows = TokenRows(positions, rope_lengths, live_tokens, hooks)
-    hidden, kv = model.layers(embedded, rows, state.kv, attend)
+    hidden, kv = model.layers(embedded, rows, state.kv, attend, spec.start, spec.stop)
 
     samples = _sampled(spec, step, compute)
+    if spec.stop is not None:
+        _, lengths = _lengths(spec, step, decode, samples, None, state.lengths)
+        return DeviceState(kv, page_table, history, lengths, {}), hidden, {}
     sources = hidden[: spec.layout.shape.num_decode_tokens]
     if spec.layout.shape.num_prefill:
         sources = jnp.concatenate([sources, hidden[samples.sources]])
@@ -242,7 +253,7 @@ def _lengths(
     step: StepInputs,
     decode: DecodeRows,
     samples: Samples,
-    sampled: jax.Array,
+    sampled: jax.Array | None,
     lengths: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """How many samples of each decode row count (int32[B], absent for Q = 1), and what slots hold.
@@ -254,6 +265,7 @@ def _lengths(
     shape = spec.layout.shape
     counts = decode.lengths
     if shape.num_queries > 1:
+        assert sampled is not None  # stages have no drafts
         drawn = sampled[: shape.num_decode_tokens].reshape(-1, shape.num_queries)
         right = drawn[:, :-1] == decode.tokens[:, 1:]
         right &= jnp.arange(1, shape.num_queries) < decode.lengths[:, None]

@@ -48,7 +48,7 @@ def parts_of(configs: Sequence[EngineConfig], stated: Sequence[float | None]) ->
     _check(configs)
     configs = [settings_of_engine(one, number) for number, one in enumerate(configs)]
     gpus = visible_gpus(os.environ)
-    needed = [one.tensor_parallel_size for one in configs]
+    needed = [one.tensor_parallel_size * one.pipeline_parallel_size for one in configs]
     if sum(needed) <= len(gpus):
         begins = accumulate(needed, initial=0)
         own = [",".join(gpus[at : at + count]) for at, count in zip(begins, needed)]

@@ -28,7 +28,8 @@ def places(config: EngineConfig) -> list[Place]:
         return [ANYWHERE]
     gpus = visible_gpus(os.environ)
     if gpus:
-        return gpu_places(engines, config.tensor_parallel_size, gpus)
+        devices = config.tensor_parallel_size * config.pipeline_parallel_size
+        return gpu_places(engines, devices, gpus)
     if not hasattr(os, "sched_getaffinity"):  # Linux alone has it
         return [ANYWHERE] * engines
     return core_places(engines, sorted(os.sched_getaffinity(0)))
@@ -71,7 +72,7 @@ def gpu_places(engines: int, devices: int, gpus: Sequence[str]) -> list[Place]:
             "data_parallel_size",
             engines,
             f"at most {len(gpus) // devices}: there are {len(gpus)} GPUs here, and each engine "
-            f"needs {devices} (tensor_parallel_size)",
+            f"needs {devices} (tensor_parallel_size * pipeline_parallel_size)",
         )
     parts = [gpus[devices * one : devices * (one + 1)] for one in range(engines)]
     return [Place({VISIBLE: ",".join(part)}) for part in parts]

@@ -15,6 +15,8 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVFormat
 from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import Backends, KernelError, choose_backends, require_backend
+from pallas_kernels.backends import resolve
+from pallas_kernels.native.weights import LANES, inputs_of_vector
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +47,11 @@ def backends_for(
     capability = getattr(device, "compute_capability", None)
     chosen = choose_backends(kind, platform, shape, integers, capability=capability)
     if is_divided(devices):
-        chosen = chosen.sharded()
+        whole_blocks = integers is None or _has_whole_blocks(model, devices)
+        chosen = chosen.sharded(whole_blocks=whole_blocks)
     for operation in OPERATIONS:
         wanted = getattr(config.asked, f"{operation}_backend")
-        if wanted is None and config.asked.deterministic:
+        if wanted is None and config.asked.deterministic and platform == "cpu":
             wanted = IN_ONE_ORDER
         if wanted is None:
             continue
@@ -62,7 +65,24 @@ def backends_for(
         if operation == "linear" and wanted != "gpu":
             changed["residual_norm"] = None
         chosen = replace(chosen, **changed)
-    return replace(chosen, row_invariant=config.asked.deterministic)
+    if not config.asked.deterministic:
+        return chosen
+    chosen = chosen.in_one_order()
+    if not resolve("prefill", chosen.prefill).in_one_order:
+        allowed = f"False where prefill runs on {chosen.prefill}: {chosen.reason}"
+        raise ValidationError("deterministic", True, allowed)
+    return chosen
+
+
+def _has_whole_blocks(model: ModelConfig, devices: int) -> bool:
+    """Whether devices divide quantised weights into whole blocks of the native kernels."""
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    vocab = model.vocab_size if model.vocab_size % devices == 0 else 0  # else it is not divided
+    outputs = [heads, vocab, *(2 * size for size in model.inner_sizes)]
+    inputs = [model.num_heads * model.head_dim, *model.inner_sizes]
+    return all(size % (devices * LANES) == 0 for size in outputs) and all(
+        size % (devices * inputs_of_vector(nibbles=True)) == 0 for size in inputs
+    )
 
 
 def warn_of_token_scales(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 
 from jaxserve.config.device_defaults import device_defaults
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 # by preset: factors of the device's slots and of its token budget. A step's prefill tokens delay
 # the tokens of all decoding requests, and so does each row more; both raise the throughput.
 PRESET_FACTORS = {"chat": (0.5, 0.5), "balanced": (1.0, 1.0), "bulk": (2.0, 2.0)}
+
+
+# likewise where one program serves every step, which costs as much with one row as with all
+ONE_PROGRAM_FACTORS = (0.25, 0.125)
 
 
 def whole_places(config: EngineConfig, model: ModelConfig) -> int:
@@ -65,7 +70,10 @@ def resolve(
         )
     budget = config.max_num_batched_tokens
     seqs = config.max_num_seqs
-    more_seqs, more_tokens = PRESET_FACTORS[config.preset]
+    factors = [PRESET_FACTORS[config.preset]]
+    if config.deterministic and platform != "cpu":
+        factors.append(ONE_PROGRAM_FACTORS)
+    more_seqs, more_tokens = map(math.prod, zip(*factors, strict=True))
     if seqs is None:
         seqs = int(defaults.max_num_seqs * more_seqs)
         seqs = seqs if budget is None else min(seqs, budget)

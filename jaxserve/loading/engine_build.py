@@ -40,7 +40,8 @@ from jaxserve.models import Model
 from jaxserve.models.cost import ModelCost
 from jaxserve.models.weights import load_model
 from jaxserve.observability.busy_window import BusyWindow
-from jaxserve.parallel.mesh import make_mesh
+from jaxserve.parallel.mesh import make_mesh, own_part
+from jaxserve.parallel.stages import Stage, stages_of
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.policies import PolicyInputs, make_policy
 from jaxserve.scheduling.scheduler import Scheduler
@@ -107,7 +108,7 @@ def load_engine(
         asked_features(config, ALL_NAMES)
         with _others(config, report, on_lost) as others:
             files = _found(config, report)
-            mesh = make_mesh(config.tensor_parallel_size)
+            mesh = make_mesh(config.tensor_parallel_size, config.pipeline_parallel_size)
             _require_own_devices(config, mesh)
             decided, runner, tokenizer = decide(
                 config, files, mesh, report, with_tokenizer=with_tokenizer
@@ -133,7 +134,8 @@ def load_engine(
     gc.freeze()
     trim()
     footprint, seconds = _footprint(decided, mesh, runner), time.monotonic() - start
-    return LoadedEngine(engine, decided, tokenizer, footprint, seconds, runner.cache.page_bytes(1))
+    page_bytes = runner.cache.page_bytes(1) * mesh.shape["stage"]
+    return LoadedEngine(engine, decided, tokenizer, footprint, seconds, page_bytes)
 
 
 @contextmanager
@@ -160,7 +162,7 @@ def _require_own_devices(config: EngineConfig, mesh: Mesh) -> None:
         return
     allowed = f"1 on devices of the kind {platform}, which one process takes all of"
     if platform == "gpu":
-        if len(jax.local_devices()) == config.tensor_parallel_size:
+        if len(jax.local_devices()) == mesh.size:
             return
         allowed = "1 where CUDA_VISIBLE_DEVICES is not set and the driver does not list its GPUs"
     raise ValidationError("data_parallel_size", engines, allowed)
@@ -197,7 +199,9 @@ def build(
     if runner is None:
         runner = decided.runner(mesh)
         runner.set_pool(config.cache.num_pages, config.scheduler.max_model_len)
-    load = partial(load_weights, decided, mesh)
+    load: Callable[[LoadProgress], Any] = partial(load_weights, decided, mesh)
+    if mesh.shape["stage"] > 1:
+        load = partial(load_stages, decided, mesh)
     runner.set_weights(load(report), partial(load, LoadProgress(logger.info, shown=False)))
     busy = BusyWindow()
     num_host_pages = config.cache.num_host_pages
@@ -208,13 +212,13 @@ def build(
     if own is not None:
         runner.tell_landing(own)
         own.is_told = True
-    if keep_steps:
+    if keep_steps and mesh.shape["stage"] == 1:
         runner.keep_steps(cache_folder, decided.of_steps)
     _compile(runner, config, cache_folder, report)
     encoder = None
     if decided.has_encoder:
         with report.phase("loading the encoder"):
-            encoder = decided.encoder(mesh, loaded=True)
+            encoder = decided.encoder(own_part(mesh), loaded=True)
             encoder.warm_up()
     grammars = None
     if not asked.skip_tokenizer_init:
@@ -264,8 +268,9 @@ def decide_bare(
     Raises:
         ValidationError, HubError, CheckpointError: as `load_engine`.
     """
-    if config.num_processes != 1:
-        raise ValidationError("num_processes", config.num_processes, "1 without an engine")
+    for field in ("num_processes", "pipeline_parallel_size"):
+        if getattr(config, field) != 1:
+            raise ValidationError(field, getattr(config, field), "1 without an engine")
     files = _found(config, report)
     mesh = make_mesh(config.tensor_parallel_size)
     if config.load_format != "dummy":
@@ -281,8 +286,16 @@ def _found(config: EngineConfig, report: LoadProgress) -> ModelFiles:
     return files
 
 
-def load_weights(decided: EnginePlan, mesh: Mesh, report: LoadProgress) -> Model:
-    """The weights, of the checkpoint or made up."""
+def load_stages(decided: EnginePlan, mesh: Mesh, report: LoadProgress) -> list[Model]:
+    """A model of each stage with its weights, in order."""
+    stages = stages_of(mesh, decided.model.num_layers)
+    return [load_weights(decided, one.mesh, report, one) for one in stages]
+
+
+def load_weights(
+    decided: EnginePlan, mesh: Mesh, report: LoadProgress, stage: Stage | None = None
+) -> Model:
+    """The weights, of the checkpoint or made up; of a stage alone where one is given."""
     begin = time.monotonic()
     asked = decided.config.asked
     with report.phase("loading weights") as told:
@@ -296,6 +309,7 @@ def load_weights(decided: EnginePlan, mesh: Mesh, report: LoadProgress) -> Model
             form=decided.form,
             plan=decided.plan,
             mapped=bool(asked.cpu_offload_gb),
+            stage=stage,
             told=told,
         )
     report.say(f"loaded {asked.model} in {time.monotonic() - begin:.1f} s")
@@ -313,6 +327,7 @@ def _make_scheduler(
         max_lanes=runner.max_lanes,
         max_model_len=settings.max_model_len,
         num_drafts=runner.num_drafts,
+        num_groups=config.asked.pipeline_parallel_size if config.asked.overlap else 1,
     )
     pages = PageManager(
         cache.num_pages,
@@ -383,7 +398,7 @@ def _settle(tier: HostTier, engine: Engine, report: LoadProgress, *, preload: bo
 
 def _footprint(decided: EnginePlan, mesh: Mesh, runner: Runner) -> Footprint:
     model, settings = decided.model, decided.config.model
-    weights = runner.weight_bytes * mesh.shape["model"]
+    weights = runner.weight_bytes * mesh.size
     if not model.tie_word_embeddings or settings.quantization == "int8":  # a head of its own
         weights -= model.vocab_size * model.hidden_size * jnp.dtype(settings.dtype).itemsize
     return Footprint(weights, runner.cache.token_bytes)

@@ -21,6 +21,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.execution.encoder import Encoder
 from jaxserve.execution.host_memory import share_of_host
 from jaxserve.execution.memory_plan import device_limit
+from jaxserve.execution.pipeline import PipelineRunner
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
 from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, require_room, room_of, weights_at_most
@@ -36,6 +37,7 @@ from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.models.linear import LinearForm
+from jaxserve.models.moe import MoeConfig
 from jaxserve.models.store import holds_integers, read_scales, stored_plan, stored_quantization
 from jaxserve.models.weight_plan import (
     Plan,
@@ -45,6 +47,7 @@ from jaxserve.models.weight_plan import (
 )
 from jaxserve.models.weights import NO_STORE, abstract_model, check_tensors, with_stored_head
 from jaxserve.parallel.sharding import ShardingRules
+from jaxserve.parallel.stages import check_stages, stages_of
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
 
@@ -85,8 +88,9 @@ class EnginePlan:
     def layer_groups(self) -> LayerGroups:
         """How layers share page tables; memory, which may lower `max_model_len`, plays no part."""
         asked = self.config.asked
-        if not asked.keep_window_only:
-            return LayerGroups.one(self.model.num_layers)
+        stages = asked.pipeline_parallel_size
+        if not asked.keep_window_only or stages > 1:
+            return LayerGroups.one(self.model.num_layers, stages)
         longest = asked.max_model_len or self.model.max_context_length
         return LayerGroups.by_window(self.model, longest)
 
@@ -155,6 +159,13 @@ class EnginePlan:
             groups=self.layer_groups,
         )
         dtype = self.config.model.dtype
+        stages = stages_of(mesh, self.model.num_layers)
+        if len(stages) > 1:
+            models = [
+                abstract_model(self.model, one.mesh, dtype, self.form, self.plan, one)
+                for one in stages
+            ]
+            return PipelineRunner(self.config, self.model, models, stages, kv_cache)
         model = abstract_model(self.model, mesh, dtype, self.form, self.plan)
         beside = self.encoder(mesh, loaded=False).device_bytes if self.has_encoder else 0
         return Runner(self.config, self.model, model, mesh, kv_cache, beside=beside)
@@ -226,6 +237,10 @@ def choose(
     model = replace(_with_head_tokens(model, files), attention_window=asked.attention_window)
     model = model.spread_over(mesh.shape["model"])
     ShardingRules.for_model(mesh, model)  # refuses what does not divide before it is fetched
+    check_stages(mesh.shape["stage"], model.num_layers)
+    if stored and mesh.shape["stage"] > 1:
+        allowed = f"1 for a store, which is read whole: {files.model}"
+        raise ValidationError("pipeline_parallel_size", mesh.shape["stage"], allowed)
     device = mesh.devices.flat[0]
     quantized = None if stored else quantization_of(files.model)
     found = quantized and quantized[0]
@@ -242,9 +257,18 @@ def choose(
         logger.warning("text alone is read, as with limit_mm_per_prompt=0: %s", refusal)
         asked = replace(asked, limit_mm_per_prompt=0)
         config = resolve(asked, model, *of_device)
-    dtype, row_invariant = config.model.dtype, asked.row_invariant or asked.deterministic
+    dtype = config.model.dtype
     if asked.deterministic:
-        check_device(device.platform, dtype)
+        check_device(
+            asked,
+            device.platform,
+            dtype,
+            is_quantized=bool(online or found),
+            is_sparse=isinstance(model, MoeConfig),
+            reads_images=model.images is not None and asked.max_images > 0,
+        )
+    # of other devices one program is enough
+    row_invariant = asked.row_invariant or (asked.deterministic and device.platform == "cpu")
     if asked.cpu_offload_gb:
         check_mapped(asked, device.platform, is_stored=stored)
     if in_memory:
@@ -376,7 +400,7 @@ def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> Non
         if memory is not None:
             memory += asked.mapped_weight_bytes
     else:
-        devices = asked.tensor_parallel_size
+        devices = mesh.size
     if memory is None or weights_at_most(model) < MUCH * memory * share:
         return
     kv_format = KVFormat.of(asked.kv_cache_dtype, config.model.dtype)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
+from jaxserve.execution.programs import MOST_LANES
 from jaxserve.models.kv_cache import KVCache
 
 logger = logging.getLogger(__name__)
@@ -60,27 +61,29 @@ def within_table(config: ResolvedConfig, cache: KVCache) -> ResolvedConfig:
         ValidationError: slots and context were asked for, and need a larger table.
     """
     entries = cache.backends.table_entries
+    beside = MOST_LANES if cache.backends.one_program else 0  # lanes have rows of the same table
     scheduler, asked = config.scheduler, config.asked
     slots, longest, page_size = scheduler.max_num_seqs, scheduler.max_model_len, cache.page_size
     columns = -(-longest // page_size)
-    if entries is None or slots * columns <= entries:
+    if entries is None or (slots + beside) * columns <= entries:
         return config
     limit = f"the page table of the {cache.backends.decode} kernels holds {entries} entries"
-    if asked.max_num_seqs is None and columns <= entries:
-        lowered = replace(scheduler, max_num_seqs=entries // columns)
+    most = entries // columns - beside
+    if asked.max_num_seqs is None and most > 0:
+        lowered = replace(scheduler, max_num_seqs=most)
         logger.warning(
             "max_num_seqs lowered from %d to %d: %s, and a request of max_model_len=%d has %d. "
             "A lower max_model_len or a larger block_size leaves room for more",
             slots, lowered.max_num_seqs, limit, longest, columns,
         )  # fmt: skip
-    elif asked.max_model_len is None and slots <= entries:
-        lowered = replace(scheduler, max_model_len=entries // slots * page_size)
+    elif asked.max_model_len is None and slots + beside <= entries:
+        lowered = replace(scheduler, max_model_len=entries // (slots + beside) * page_size)
         logger.warning(
             "max_model_len lowered from %d to %d: %s, for max_num_seqs=%d. A lower max_num_seqs "
             "or a larger block_size leaves room for more",
             longest, lowered.max_model_len, limit, slots,
         )  # fmt: skip
     else:
-        allowed = f"at most {entries // columns} for max_model_len={longest}: {limit}"
+        allowed = f"at most {most} for max_model_len={longest}: {limit}"
         raise ValidationError("max_num_seqs", slots, allowed)
     return replace(config, scheduler=lowered)

@@ -29,9 +29,9 @@ from jaxserve.loading.engine_plan import EnginePlan
 from jaxserve.loading.hub import ModelFiles
 from jaxserve.loading.weights_digest import weights_digest
 from jaxserve.parallel.processes import connect, disconnect
-from jaxserve.processes.joining import gather
+from jaxserve.processes.joining import JOIN_S, gather
 from jaxserve.processes.link import Link
-from jaxserve.processes.network import free_port
+from jaxserve.processes.network import free_port, own_address
 from jaxserve.processes.wire import StartRefusal
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,11 @@ class ProcessGroup:
             raise ValidationError("process_id", config.process_id, allowed)
         assert config.coordinator is not None
         host, port = address_of(config.coordinator)
+        try:
+            host = own_address(host, JOIN_S)
+        except OSError as error:
+            text = f"coordinator={config.coordinator}: its host is not known here: {error}"
+            raise JaxServeError(text) from error
         count, own, token = config.num_processes, what_is_compared(config), token_of(config)
         self.on_lost = on_lost
         self._is_closed = False
@@ -89,13 +94,9 @@ class ProcessGroup:
         """Have the others make the same engine, beside this process.
 
         Raises:
-            ValidationError: it reads images.
             JaxServeError: a process has found other weights.
         """
         asked = decided.config.asked
-        if decided.has_encoder:
-            allowed = f"0 where num_processes is {asked.num_processes}: no command tells of images"
-            raise ValidationError("limit_mm_per_prompt", asked.max_images, allowed)
         own = digest_of(asked, files)
         for number, link in self._links.items():
             body = link.receive()

@@ -13,7 +13,6 @@ from jaxserve.models.kv_cache import KVCache, KVPages
 from jaxserve.models.protocol import Attend, Rotation
 from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import PrefillLanes
-from pallas_kernels.linear import Norm
 
 
 class GroupTables(NamedTuple):
@@ -54,6 +53,22 @@ class PagedBatch(NamedTuple):
     looks_ahead: jax.Array | None = None
 
 
+def all_as_lanes(batch: PagedBatch, pages: GroupTables) -> tuple[jax.Array, PrefillLanes]:
+    """The page table and lanes of a region of all tokens, in which a decode row is a lane of one.
+
+    A kernel of prefill attends to a token of a lane in one order, whatever the lane's length.
+    """
+    assert batch.query_lens is None and batch.last_seen is None
+    lens = batch.decode_lens
+    rows = jnp.arange(len(lens), dtype=jnp.int32)
+    decode = PrefillLanes(rows, jnp.minimum(lens, 1), jnp.maximum(lens - 1, 0))
+    if batch.lanes is None or pages.lane_table is None:
+        return pages.decode_table, decode
+    behind = batch.lanes._replace(start=batch.lanes.start + len(lens))
+    lanes = PrefillLanes(*(jnp.concatenate(both) for both in zip(decode, behind, strict=True)))
+    return jnp.concatenate([pages.decode_table, pages.lane_table]), lanes
+
+
 def make_attend(
     config: ModelConfig,
     cache: KVCache,
@@ -87,7 +102,7 @@ def make_attend(
             batch: PagedBatch,
         ) -> tuple[jax.Array, KVPages]:
             q_norm, k_norm = (
-                None if norm is None or weight is None else Norm(weight, norm.eps)
+                None if norm is None or weight is None else norm._replace(weight=weight)
                 for norm, weight in zip(norms, weights, strict=True)
             )
             pages = batch.tables[cache.groups.places[layer][0]]
@@ -109,6 +124,11 @@ def make_attend(
                 "soft_cap": config.attention_soft_cap,
                 "window": config.layer_window(layer),
             }
+            if backends.one_program:
+                every = all_as_lanes(batch, pages)
+                options |= {"last_seen": None, "looks_ahead": None}
+                out = cache.prefill(held, layer, q, *every, **options)
+                return out[:, :, :head_dim], held
             table = pages.decode_table, batch.decode_lens
             of_decode = {**options, "query_lens": batch.query_lens}
             if backends.decode_and_write:

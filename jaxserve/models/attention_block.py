@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection
-from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
+from jaxserve.models.norms import RMSNorm
 from jaxserve.models.protocol import Angles, AtLayer, Cache, Rotation
 from pallas_kernels.quantized_matmul import Rows
 
@@ -28,8 +28,10 @@ class Attention(nnx.Module):
         dtype: Any,
         form: LinearForm,
         head_norms: Callable[[jax.Array], jax.Array] | None = None,
+        norm: type[RMSNorm] = RMSNorm,
     ):
-        """`head_norms` is done to a projection [T, KVH, G + 2, D] that the kernels do not norm."""
+        """`head_norms` is done to a projection [T, KVH, G + 2, D] that the kernels do not norm;
+        `norm` is the kind of norm that they do, where the config has one of each head."""
         self.form = form
         self.head_norms = head_norms
         groups = config.num_heads // config.num_kv_heads
@@ -53,7 +55,7 @@ class Attention(nnx.Module):
         )
 
         def head_norm() -> RMSNorm | None:
-            return RMSNorm(config.head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
+            return norm(config.head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
         self.q_norm, self.k_norm = head_norm(), head_norm()
 
@@ -63,7 +65,7 @@ class Attention(nnx.Module):
         cache: Cache,
         at: AtLayer[Cache],
         *,
-        norm: RMSNorm | OffsetRMSNorm | None = None,
+        norm: RMSNorm | None = None,
         residual: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
         """residual + attention(norm(x)): x [T, E] -> ([T, E], cache)."""

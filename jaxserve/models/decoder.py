@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection, parameter
-from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
+from jaxserve.models.norms import RMSNorm
 from jaxserve.models.protocol import Angles, AtLayer, Attend, Cache, TokenRows
 from jaxserve.models.rope import rope_tables
 from jaxserve.parallel.spread import WHOLE
@@ -32,7 +32,7 @@ class Decoder(nnx.Module):
         dtype: str,
         form: LinearForm,
         block: Callable[[int], Any],
-        norm: type[RMSNorm] | type[OffsetRMSNorm] = RMSNorm,
+        norm: type[RMSNorm] = RMSNorm,
     ):
         """`block` makes the block of a layer, `norm` is the kind of the last norm."""
         self.config = config

@@ -29,9 +29,13 @@ class LayerGroups:
     places: tuple[tuple[int, int], ...]
 
     @staticmethod
-    def one(num_layers: int) -> LayerGroups:
-        """All layers in one group, which keeps the pages of all tokens."""
-        return LayerGroups(PageGroups(), num_layers, tuple((0, n) for n in range(num_layers)))
+    def one(num_layers: int, stages: int = 1) -> LayerGroups:
+        """All layers in one group, which keeps the pages of all tokens.
+
+        Each of several stages has a page of its own for the same tokens, with its layers.
+        """
+        each = num_layers // stages
+        return LayerGroups(PageGroups(), each, tuple((0, n % each) for n in range(num_layers)))
 
     @staticmethod
     def by_window(model: ModelConfig, max_model_len: int) -> LayerGroups:

@@ -114,36 +114,48 @@ class LinearForm:
         return self.quantization == "int8"
 
     def residual_normed(
-        self, x: jax.Array, product: jax.Array, norm: Norm, rounding: Rounding | None
+        self,
+        x: jax.Array,
+        product: jax.Array,
+        norm: Norm,
+        rounding: Rounding | None,
+        behind: Norm | None = None,
     ) -> tuple[Rows, jax.Array]:
         """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum.
 
-        `rounding` of the norm is that of the product which reads it.
+        `rounding` of the norm is that of the product which reads it; `behind` norms the product
+        before it is added.
         """
 
         def run(
-            x: jax.Array, product: jax.Array, weight: jax.Array, rounding: Rounding | None
+            x: jax.Array,
+            product: jax.Array,
+            weight: jax.Array,
+            rounding: Rounding | None,
+            of_product: Any,
         ) -> tuple[Rows, jax.Array]:
-            given = Norm(weight, norm.eps)
-            return residual_norm(x, product, given, rounding=rounding, **self._between)
+            given = norm._replace(weight=weight)
+            first = behind and behind._replace(weight=of_product)
+            options = {"behind": first, "rounding": rounding, **self._between}
+            return residual_norm(x, product, given, **options)
 
-        operands = x, product, norm.weight, rounding
+        operands = x, product, norm.weight, rounding, behind and behind.weight
         if self.spread is None:
             return run(*operands)
         # every device has all of them, and does the same
-        normed, stream = self.spread.on_devices(run, operands, (WHOLE,) * 4, WHOLE)
+        normed, stream = self.spread.on_devices(run, operands, (WHOLE,) * 5, WHOLE)
         return normed, stream
 
     def finished(
-        self, product: jax.Array, dtype: Any, rounding: Rounding | None, *, gated: bool = False
+        self, product: jax.Array, dtype: Any, rounding: Rounding | None, *, gate: str | None = None
     ) -> Rows:
         """Parts of a product [S, T, N] -> the rows of the next one, gated or as they are.
 
         Where one part is not rounded XLA does it, and may fuse more.
         """
         if rounding is None and len(product) == 1:
-            return finish_rows(product, dtype=dtype, gated=gated, backend="xla")
-        return finish_rows(product, dtype=dtype, gated=gated, rounding=rounding, **self._between)
+            return finish_rows(product, dtype=dtype, gate=gate, backend="xla")
+        return finish_rows(product, dtype=dtype, gate=gate, rounding=rounding, **self._between)
 
     @property
     def _between(self) -> dict[str, Any]:
@@ -210,7 +222,7 @@ class Projection(nnx.Module):
         if order is not None:
             assert isinstance(x, jax.Array)
             x = reordered(x, order)
-            norm = None if norm is None else Norm(norm.weight[order], norm.eps)
+            norm = None if norm is None else norm._replace(weight=norm.weight[order])
         out = linear(
             x,
             weight,
@@ -249,13 +261,13 @@ class Projection(nnx.Module):
         return out.reshape(*out.shape[:2], -1, *self.out_shape[1:])
 
     def after(
-        self, form: LinearForm, product: jax.Array, dtype: Any, *, gated: bool = False
+        self, form: LinearForm, product: jax.Array, dtype: Any, *, gate: str | None = None
     ) -> jax.Array:
         """`in_parts` of the rows [T, in] in `dtype` that `LinearForm.finished` makes of the parts
         [S, T, N] of another product."""
         if self.spread is not None:
-            return spread_after(self, self.spread, form, product, dtype, gated)
-        return self.in_parts(form.finished(product, dtype, self.rounding(dtype), gated=gated))
+            return spread_after(self, self.spread, form, product, dtype, gate)
+        return self.in_parts(form.finished(product, dtype, self.rounding(dtype), gate=gate))
 
     def _operands(self) -> tuple[Weight, jax.Array | None, dict[str, Any]]:
         """As `pallas_kernels.linear` takes it: the weight [N, K]; int32[K], the input that each of

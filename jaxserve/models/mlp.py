@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection
-from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
+from jaxserve.models.norms import RMSNorm
 from jaxserve.models.protocol import TokenRows
 from pallas_kernels.quantized_matmul import Rounding, Rows
 
@@ -28,6 +28,13 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 # activations that the linear layer itself applies
 GATED_IN_PLACE = ("silu", "swish")
+# those that `finish_rows` applies, by its names
+GATES = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
 
 
 class MLP(nnx.Module):
@@ -62,7 +69,7 @@ class MLP(nnx.Module):
         rows: TokenRows,
         layer: int,
         *,
-        norm: RMSNorm | OffsetRMSNorm | None = None,
+        norm: RMSNorm | None = None,
         residual: jax.Array | None = None,
     ) -> jax.Array:
         """residual + MLP(norm(x)): [T, E] -> [T, E]."""
@@ -71,21 +78,19 @@ class MLP(nnx.Module):
 
     def rounding(self, dtype: Any) -> Rounding | None:
         """What rows in `dtype` may be rounded to before they are given to `product`."""
-        return self.gate_up.rounding(dtype) if self.activation in GATED_IN_PLACE else None
+        return self.gate_up.rounding(dtype) if self.activation in GATES else None
 
     def product(self, normed: Rows, rows: TokenRows, layer: int) -> jax.Array:
         """MLP(normed): [T, E] -> parts [S, T, E]."""
-        if self.activation in GATED_IN_PLACE:
-            parts = self.gate_up.in_parts(normed)
-            return self.down.after(self.form, parts, normed.dtype, gated=True)
+        if self.activation in GATES:
+            parts, gate = self.gate_up.in_parts(normed), GATES[self.activation]
+            return self.down.after(self.form, parts, normed.dtype, gate=gate)
         assert isinstance(normed, jax.Array)
         return self.down.in_parts(self._inner(normed, None, rows._replace(live=None), layer))
 
-    def _inner(
-        self, x: jax.Array, norm: RMSNorm | OffsetRMSNorm | None, rows: TokenRows, layer: int
-    ) -> jax.Array:
+    def _inner(self, x: jax.Array, norm: RMSNorm | None, rows: TokenRows, layer: int) -> jax.Array:
         fusible = self.activation in GATED_IN_PLACE and rows.hooks.linear is None
-        if fusible and not isinstance(norm, OffsetRMSNorm):
+        if fusible and (norm is None or not norm.offset):
             operand = None if norm is None else norm.as_operand()
             return self.gate_up(x, norm=operand, gated=True, live=rows.live)
         gate_up = rows.apply("gate_up", layer, self.gate_up, x, norm=norm)  # [T, 2 I]

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection, parameter
 from jaxserve.models.mlp import ACTIVATIONS, GATED_IN_PLACE
-from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
+from jaxserve.models.norms import RMSNorm
 from jaxserve.models.protocol import TokenRows
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel.spread import WHOLE, summed
@@ -166,7 +166,7 @@ class SparseMLP(nnx.Module):
         rows: TokenRows,
         layer: int,
         *,
-        norm: RMSNorm | OffsetRMSNorm | None = None,
+        norm: RMSNorm | None = None,
         residual: jax.Array | None = None,
     ) -> jax.Array:
         """residual + MLP(norm(x)): [T, E] -> [T, E]. Hooks of linear layers do not see experts."""

@@ -13,6 +13,7 @@ from jaxserve.models.decoder import Decoder
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.norms import RMSNorm
 from jaxserve.models.protocol import AtLayer, Attend, Cache, TokenRows
+from pallas_kernels.linear import Norm
 from pallas_kernels.quantized_matmul import Rows
 
 
@@ -28,6 +29,11 @@ class PreNormBlock(nnx.Module):
         self.attention = Attention(config, dtype, form)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, form)
         self.mlp = mlp
+
+    @property
+    def behind(self) -> Norm | None:
+        """The norm of what `product` gives, before it is added to the stream."""
+        return None
 
     def __call__(self, x: jax.Array, cache: Cache, at: AtLayer[Cache]) -> tuple[jax.Array, Cache]:
         """x [T, E] -> (x [T, E], cache)."""
@@ -49,7 +55,8 @@ class PreNormBlock(nnx.Module):
 
 
 class PreNormDecoder(Decoder):
-    """A decoder of pre-norm blocks, whose norms a kernel may fuse with the residual stream."""
+    """A decoder of blocks with a norm before each half, which a kernel may fuse with the residual
+    stream; so too one behind it. Blocks have `PreNormBlock`'s `product` and `behind`."""
 
     def layers(
         self,
@@ -73,12 +80,13 @@ class PreNormDecoder(Decoder):
             return super().layers(x, rows, cache, attend, start, stop)
         angles = self.angles(rows)
         norms = [block.input_norm for block in self.blocks] + [self.norm]
-        readers = [block.attention.qkv for block in self.blocks] + [None]
+        readers = [block.attention.qkv for block in self.blocks]
         normed: Any = norms[start](x)
         for layer in range(start, end):
             at = AtLayer(layer, rows, angles[layer], attend)
             x, product, cache = self.blocks[layer].product(x, normed, cache, at)
-            norm, reader = norms[layer + 1].as_operand(), readers[layer + 1]
-            rounding = None if reader is None else reader.rounding(x.dtype)
-            normed, x = self.form.residual_normed(x, product, norm, rounding)
+            norm = norms[layer + 1].as_operand()
+            rounding = None if layer + 1 == end else readers[layer + 1].rounding(x.dtype)
+            behind = self.blocks[layer].behind
+            normed, x = self.form.residual_normed(x, product, norm, rounding, behind)
         return (normed if end == self.config.num_layers else x), cache

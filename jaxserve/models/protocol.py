@@ -9,7 +9,7 @@ import jax
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection
-from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
+from jaxserve.models.norms import RMSNorm
 from pallas_kernels.linear import Norm
 from pallas_kernels.rotary import split_rotate
 
@@ -95,17 +95,17 @@ class TokenRows(NamedTuple):
         projection: Projection,
         x: jax.Array,
         *,
-        norm: RMSNorm | OffsetRMSNorm | None = None,
+        norm: RMSNorm | None = None,
         residual: jax.Array | None = None,
     ) -> jax.Array:
         """A projection of x, normed first and added to `residual`, with the hook of its name."""
         operand = None
         if norm is None and self.hooks.operand is not None:
             x = self.hooks.operand(name, layer, x)
-        if isinstance(norm, RMSNorm) and self.hooks.linear is None:
-            operand = norm.as_operand()
-        elif norm is not None:
+        if norm is not None and (norm.offset or self.hooks.linear is not None):
             x = norm(x)
+        elif norm is not None:
+            operand = norm.as_operand()
         if self.hooks.linear is None:
             return projection(x, norm=operand, residual=residual, live=self.live)
         out = self.hooks.linear(name, layer, x, projection(x, live=self.live))

@@ -14,7 +14,13 @@ import numpy as np
 from checkpoints.quantized import ELEMENTS, INT4_ZERO, Encoding
 from jaxserve.errors import ValidationError
 from pallas_kernels.linear import NativeWeight
-from pallas_kernels.native.weights import native_shape, pack_native, unpack_native
+from pallas_kernels.native.weights import (
+    LANES,
+    inputs_of_vector,
+    native_shape,
+    pack_native,
+    unpack_native,
+)
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from pallas_kernels.quantized_matmul import dequantize as dequantize_operand
 from pallas_kernels.quantized_matmul.formats import BLOCK, pack_int4, packed_columns, unpack_int4
@@ -29,9 +35,10 @@ class WeightFormat:
             multiplies them as they are, "int8" and "fp8" round them, by row, or by group where the
             weight has groups.
         native: kept for the C++ kernels of a CPU, else for the other kernels.
-        parts: equal parts of the inputs whose 4-bit elements are packed apart, for as many devices,
-            where a device's part is no multiple of what is packed together; 1: a row is packed
-            whole.
+        parts: of 4-bit elements that are not native: equal parts of the inputs that are packed
+            apart, for as many devices, where a device's part is no multiple of what is packed
+            together. Of native experts: the devices that divide their outputs, for which the
+            blocks of each expert are apart. 1: neither.
     """
 
     stored: Encoding
@@ -42,17 +49,47 @@ class WeightFormat:
         """The format of a weight whose inputs are divided among devices.
 
         Raises:
-            ValidationError: a group of inputs that share a scale would be on two devices.
+            ValidationError: a group of inputs that share a scale, or a vector of the native
+                kernels, would be on two devices.
         """
-        if inputs % (devices * (self.stored.group or 1)):
+        kind, group = self.stored.kind, self.stored.group or 1
+        if inputs % (devices * group):
             raise ValidationError(
                 "tensor_parallel_size",
                 devices,
-                f"a number of devices that divides {inputs} inputs of {self.stored.kind} weights "
+                f"a number of devices that divides {inputs} inputs of {kind} weights "
                 f"into whole groups of {self.stored.group}",
             )
-        packed_whole = self.stored.kind != "int4" or inputs % (devices * BLOCK) == 0
+        if self.in_blocks:
+            self._require_whole(devices, inputs, inputs_of_vector(kind == "int4"), "inputs")
+            return self
+        packed_whole = kind != "int4" or inputs % (devices * BLOCK) == 0
         return replace(self, parts=1 if packed_whole else devices)
+
+    def with_divided_outputs(self, outputs: int, devices: int, *, experts: bool) -> WeightFormat:
+        """The format of a weight whose outputs are divided among devices.
+
+        Args:
+            outputs: that are divided: of each expert, or of the whole weight.
+            devices: that divide them.
+            experts: whether the weight is one of experts.
+
+        Raises:
+            ValidationError: a block of outputs of the native kernels would be on two devices.
+        """
+        if not self.in_blocks:
+            return self
+        self._require_whole(devices, outputs, LANES, "outputs")
+        return replace(self, parts=devices) if experts else self
+
+    def _require_whole(self, devices: int, size: int, unit: int, noun: str) -> None:
+        if size % (devices * unit):
+            raise ValidationError(
+                "linear_backend",
+                "native",
+                f"xla where tensor_parallel_size is {devices}: {size} {noun} of "
+                f"{self.stored.kind} weights are no whole blocks of {unit} on each device",
+            )
 
     @property
     def is_channel8(self) -> bool:
@@ -76,7 +113,10 @@ class WeightFormat:
     def values_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Of the stored elements of a weight [*out, in]."""
         if self.in_blocks:
-            return native_shape(math.prod(shape[:-1]), shape[-1], self.stored.kind == "int4")
+            nibbles = self.stored.kind == "int4"
+            if self.parts > 1:
+                return (shape[0], *native_shape(math.prod(shape[1:-1]), shape[-1], nibbles))
+            return native_shape(math.prod(shape[:-1]), shape[-1], nibbles)
         columns = shape[-1]
         if self.stored.kind == "int4":
             columns = self.parts * packed_columns(columns // self.parts)
@@ -90,6 +130,11 @@ class WeightFormat:
         if self.stored.kind == "int8" and self.native:
             return np.dtype(np.uint8)
         return ELEMENTS[self.stored.kind]
+
+    @property
+    def scale_dtype(self) -> np.dtype:
+        """Of the scales."""
+        return jnp.dtype(self.stored.scales)
 
     @property
     def zero_dtype(self) -> np.dtype | None:
@@ -130,7 +175,7 @@ class QuantArray:
 
     Attributes:
         values: as `format` keeps them.
-        scale: float32 [*out] where `format.by_output`, else [groups, *out].
+        scale: [*out] where `format.by_output`, else [groups, *out]; of `format.scale_dtype`.
         zero: of the shape of `scale`; None: none.
         order: int32 [in], the input of each column; None: as they stand.
         input_scale: float32 [1] of activations that are rounded with it; None: with their own.
@@ -151,7 +196,7 @@ class QuantArray:
         """A weight [*out, in] with zeros everywhere in the arrays."""
         out, inputs = shape[:-1], shape[-1]
         by_group = (format.stored.groups(inputs), *out)
-        scale = jnp.zeros(out if format.by_output else by_group, jnp.float32)
+        scale = jnp.zeros(out if format.by_output else by_group, format.scale_dtype)
         zero = None if format.zero_dtype is None else jnp.zeros(scale.shape, format.zero_dtype)
         order = jnp.zeros(inputs, jnp.int32) if format.stored.ordered else None
         values = jnp.zeros(format.values_shape(shape), format.dtype)
@@ -162,7 +207,10 @@ class QuantArray:
         """Logical axes of each array, given those of [*out, in], in the order of the tree."""
         out, last = axes[:-1], axes[-1]
         scale = out if self.format.by_output else (last, *out)
-        values: tuple[str | None, ...] = (None, None) if self.format.in_blocks else axes
+        values = axes
+        if self.format.in_blocks:  # blocks of the outputs, of which the first axis is divided
+            first = out[:2] if self.format.parts > 1 else out[:1]
+            values = (*first, last)
         zero = [] if self.zero is None else [scale]
         order: list[tuple[str | None, ...]] = [] if self.order is None else [(None,)]
         static: list[tuple[str | None, ...]] = [] if self.input_scale is None else [(None,)]
@@ -204,7 +252,8 @@ class QuantArray:
         out, inputs = self.shape[:-1], self.shape[-1]
         values = np.asarray(self.values)
         if self.format.in_blocks:
-            values = np.asarray(unpack_native(values, math.prod(out), inputs))
+            blocks = values.reshape(-1, values.shape[-1])
+            values = np.asarray(unpack_native(blocks, math.prod(out), inputs))
         elif self.format.stored.kind == "int4":
             parts = self.format.parts
             packed = self.values.reshape(-1, values.shape[-1] // parts)
@@ -218,7 +267,7 @@ class QuantArray:
             return np.ascontiguousarray(placed)
 
         zeros = None if self.zero is None else by_output(self.zero)
-        return values.reshape(self.shape), by_output(self.scale), zeros
+        return values.reshape(self.shape), by_output(self.scale).astype(np.float32), zeros
 
     def operand(self) -> jax.Array | QuantizedWeight | NativeWeight:
         """The weight as a matrix [N, K] for `pallas_kernels.linear`."""

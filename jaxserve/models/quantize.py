@@ -53,8 +53,8 @@ def read_quantized(
 ) -> QuantArray:
     """A weight as `wanted` keeps it, in NumPy arrays.
 
-    A few rows at a time, so that no weight is whole in a wider type, where the checkpoint's rows
-    lie one after the other.
+    Where the checkpoint's rows lie one after the other, a few are read at a time, so that no weight
+    is whole in a wider type. Of rows that devices divide, those of this process alone are read.
 
     Raises:
         CheckpointError: a tensor that cannot be read, or scales or floats that are not finite.
@@ -65,7 +65,8 @@ def read_quantized(
     kept_as_stored = first is not None and same_elements(format.stored, first.stored)
     groups = format.stored.groups(shape[-1])
     values = aligned_empty(wanted.values.shape, format.dtype)
-    scales = np.empty((*shape[:-1], groups), np.float32)
+    by_block = values.reshape(-1, values.shape[-1])
+    scales = np.empty((*shape[:-1], groups), format.scale_dtype)
     zeros = None if format.zero_dtype is None else np.empty(scales.shape, format.zero_dtype)
 
     def part(name: str, columns: int, dtype: Any, rows: slice) -> np.ndarray:
@@ -81,10 +82,11 @@ def read_quantized(
     # gate and up are read in pairs, and blocks of outputs are whole
     unit = math.lcm(2, LANES // math.gcd(LANES, outputs))
     step = max(1, QUANTIZED_BLOCK_BYTES // (4 * outputs * shape[-1]) // unit) * unit
+    begin, end = _own_rows(wanted)
     if not all(matrix is None or matrix.by_rows for matrix in matrices):
-        step = shape[0]
-    for start in range(0, shape[0], step):
-        rows = slice(start, min(start + step, shape[0]))
+        begin, end, step = 0, shape[0], shape[0]
+    for start in range(begin - begin % unit, end, step):
+        rows = slice(start, min(start + step, -(-end // unit) * unit, shape[0]))
         if kept_as_stored:
             assert first is not None
             kind, zero_kind = first.stored.kind, first.stored.zeros
@@ -103,7 +105,7 @@ def read_quantized(
         kept, kept_zeros = format.as_kept(*found)
         if format.in_blocks:
             block = start * outputs // LANES
-            values[block : block + len(kept)] = kept
+            by_block[block : block + len(kept)] = kept
         else:
             values[rows] = kept.reshape(values[rows].shape)
         scales[rows] = found.scales.reshape(scales[rows].shape)
@@ -117,6 +119,15 @@ def read_quantized(
         found_scales = [matrix.input_scale() for matrix in matrices if matrix is not None]
         static = np.array([max(scale for scale in found_scales if scale is not None)], np.float32)
     return wanted.with_arrays(values, scales, zeros, order, static)
+
+
+def _own_rows(wanted: QuantArray) -> tuple[int, int]:
+    """Begin and end of the indices of the first axis that devices of this process have."""
+    axis, size = 0 if wanted.format.by_output else 1, wanted.shape[0]
+    sharding = wanted.scale.sharding
+    every = sharding.addressable_devices_indices_map(wanted.scale.shape).values()
+    own = [index[axis].indices(size) for index in every if index is not None]
+    return min(begin for begin, *_ in own), max(end for _, end, _ in own)
 
 
 ZERO_DTYPES = {

@@ -174,8 +174,6 @@ _LAYER_NAMES: dict[Place, str] = {
     ("attention", "output"): "self_attn.o_proj",
     ("attention", "q_norm"): "self_attn.q_norm",
     ("attention", "k_norm"): "self_attn.k_norm",
-    ("attention", "head_norms", "q_norm"): "self_attn.q_norm",
-    ("attention", "head_norms", "k_norm"): "self_attn.k_norm",
     ("mlp", "down"): "mlp.down_proj",
     ("input_norm",): "input_layernorm",
     ("post_attention_norm",): "post_attention_layernorm",

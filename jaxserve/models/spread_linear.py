@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel.spread import WHOLE, Spread, summed
 from pallas_kernels.finish_rows import finish_rows
-from pallas_kernels.linear import Norm
 from pallas_kernels.linear.xla import rms_norm
 from pallas_kernels.quantized_matmul import Rows
 
@@ -54,7 +53,7 @@ def spread_product(
 
         out = _sum_over_inputs(projection, spread, part, x, live)
         return out if residual is None else residual + out
-    weight, eps = (None, 0.0) if norm is None else norm
+    weight = None if norm is None else norm.weight
 
     def local(
         own: Projection,
@@ -63,8 +62,8 @@ def spread_product(
         residual: jax.Array | None,
         live: jax.Array | None,
     ) -> jax.Array:
-        norm = None if weight is None else Norm(weight, eps)
-        return own(x, norm=norm, residual=residual, live=live, **options)
+        own_norm = None if norm is None else norm._replace(weight=weight)
+        return own(x, norm=own_norm, residual=residual, live=live, **options)
 
     rows = spread.rules.spec((None, *projection.axes[:-1]))
     operands, specs = (x, weight, residual, live), (WHOLE, WHOLE, rows, WHOLE)
@@ -94,16 +93,16 @@ def spread_after(
     form: LinearForm,
     product: jax.Array,
     dtype: Any,
-    gated: bool,
+    gate: str | None,
 ) -> jax.Array:
     """`Projection.after` over several devices: product [S, T, N] -> [S, T, *out_shape]."""
     weight: Any = projection.weight.get_value()
     ordered = isinstance(weight, QuantArray) and weight.order is not None
     if ordered or not spread.divides(projection.axes[-1]):  # the inputs come from all devices
-        return projection.in_parts(finish_rows(product, dtype=dtype, gated=gated, backend="xla"))
+        return projection.in_parts(finish_rows(product, dtype=dtype, gate=gate, backend="xla"))
 
     def part(own: Projection, product: jax.Array, live: None) -> jax.Array:
-        return _added(own.after(form, product, dtype, gated=gated), dtype)
+        return _added(own.after(form, product, dtype, gate=gate), dtype)
 
     return _sum_over_inputs(projection, spread, part, product, None)[None]
 

@@ -186,6 +186,8 @@ def device_format(
     `outputs` are those of the last but one axis: of each expert.
     """
     native = form.backend == "native"
+    if stored.kind != "int4" or not _has_gpu_kernels(form):
+        stored = replace(stored, scales="float32")
     if role == "experts":
         # experts begin with a block of outputs of their own
         if stored.ordered or (native and outputs % LANES):
@@ -222,6 +224,9 @@ def device_format(
 
 def _keeps_groups(stored: Encoding, form: LinearForm, inputs: int) -> bool:
     """Whether kernels multiply 8-bit elements with scales by group: e4m3, on a GPU."""
-    has_kernel = not {"mosaic_gpu", "triton"}.isdisjoint(form.matmul)
     fits = stored.kind == "fp8" and stored.group == FP8_GROUP and inputs % FP8_GROUP == 0
-    return has_kernel and fits
+    return _has_gpu_kernels(form) and fits
+
+
+def _has_gpu_kernels(form: LinearForm) -> bool:
+    return form.backend != "native" and not {"mosaic_gpu", "triton"}.isdisjoint(form.matmul)

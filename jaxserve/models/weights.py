@@ -8,6 +8,7 @@ Weights that are quantised are never whole in a wider type: each is in memory on
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ from jaxserve.models.weight_plan import Plan, plan_weights, source_place
 from jaxserve.parallel.mesh import is_divided
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.parallel.spread import Spread
+from jaxserve.parallel.stages import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ def load_model(
     form: LinearForm = PLAIN_LINEAR,
     plan: Plan | None = None,
     mapped: bool = False,
+    stage: Stage | None = None,
     told: Callable[[int, int], Any] = lambda done, total: None,
 ) -> Model:
     """Returns the model with its parameters on the devices of `mesh`.
@@ -85,6 +88,7 @@ def load_model(
         form: how the linear layers keep and multiply their weights.
         plan: of the quantised weights; None: what `plan_weights` says.
         mapped: leave the weights of a store in its files.
+        stage: see `abstract_model`; of no store.
         told: how many bytes of the weights are there, and of how many, as it goes.
 
     Raises:
@@ -102,12 +106,11 @@ def load_model(
     if mapped:
         raise CheckpointError(Path(path), f"its weights are not mapped: it is {NO_STORE}")
     if load_format == "dummy":
-        model = abstract_model(config, mesh, resolved, form, plan)
+        model = abstract_model(config, mesh, resolved, form, plan, stage)
         return _filled(model, partial(_dummy, seed, config), told)
-    with opened_model(path, config, mesh=mesh, dtype=resolved, form=form, plan=plan) as (
-        model,
-        make,
-    ):
+    with opened_model(
+        path, config, mesh=mesh, dtype=resolved, form=form, plan=plan, stage=stage
+    ) as (model, make):
         return _filled(model, make, told)
 
 
@@ -120,6 +123,7 @@ def opened_model(
     dtype: str,
     form: LinearForm = PLAIN_LINEAR,
     plan: Plan | None = None,
+    stage: Stage | None = None,
 ) -> Iterator[tuple[Model, Make]]:
     """The shapes of a checkpoint's model, and what reads one of its parameters while it is open.
 
@@ -133,7 +137,7 @@ def opened_model(
             logger.info("images are not read: %d tensors of %s are passed over", *passed)
         if plan is None:
             plan = plan_weights(config, form, dtype, checkpoint)
-        model = abstract_model(config, mesh, dtype, form, plan)
+        model = abstract_model(config, mesh, dtype, form, plan, stage)
         yield model, partial(_read, checkpoint, config, jnp.dtype(dtype))
 
 
@@ -207,11 +211,17 @@ def _passed_over(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, str]
 
 
 def abstract_model(
-    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm, plan: Plan | None = None
+    config: ModelConfig,
+    mesh: Mesh,
+    dtype: str,
+    form: LinearForm,
+    plan: Plan | None = None,
+    stage: Stage | None = None,
 ) -> Model:
     """The model with the shapes, types and shardings of its parameters, and no memory for them.
 
-    `plan` is of the quantised weights; None: that of a checkpoint that is not quantised.
+    `plan` is of the quantised weights; None: that of a checkpoint that is not quantised. Of a
+    `stage`, whose mesh it is on, the parameters that others hold are None.
 
     Raises:
         ValidationError: sizes that do not divide over the mesh.
@@ -231,7 +241,19 @@ def abstract_model(
         return nnx.merge(graph, nnx.from_flat_state(kept))
 
     model: Model = rules.abstract(mesh, make)
-    return model
+    return model if stage is None else _of_stage(model, stage)
+
+
+def _of_stage(model: Model, stage: Stage) -> Model:
+    """A model without the parameters that other stages hold."""
+    is_tied = model.config.tie_word_embeddings
+    graph, state = nnx.split(model)
+    kept = [
+        (place, variable if stage.holds(place, is_tied=is_tied) else variable.replace(None))
+        for place, variable in nnx.to_flat_state(state)
+    ]
+    part: Model = nnx.merge(graph, nnx.from_flat_state(kept))
+    return part
 
 
 def _planned(variable: Any, format: WeightFormat | None, spread: Spread | None) -> Any:
@@ -243,15 +265,13 @@ def _planned(variable: Any, format: WeightFormat | None, spread: Spread | None) 
     if format is None:
         return variable
     if spread is not None:
-        if format.in_blocks:
-            raise ValidationError(
-                "linear_backend",
-                "native",
-                f"xla where tensor_parallel_size is {spread.devices}: the native kernels have "
-                "these quantised weights in blocks that are not divided",
-            )
-        if spread.divides(variable.get_metadata("logical_axes")[-1]):
-            format = format.divided(variable.get_value().shape[-1], spread.devices)
+        axes, shape = variable.get_metadata("logical_axes"), variable.get_value().shape
+        is_expert = variable.get_metadata("role") == "experts"
+        if spread.divides(axes[-1]):
+            format = format.divided(shape[-1], spread.devices)
+        elif any(map(spread.divides, axes[:-1])):
+            outputs = shape[-2] if is_expert else math.prod(shape[:-1])
+            format = format.with_divided_outputs(outputs, spread.devices, experts=is_expert)
     return variable.replace(QuantArray.empty(variable.get_value().shape, format))
 
 
@@ -261,6 +281,8 @@ def _filled(model: Model, make: Make, told: Callable[[int, int], Any]) -> Model:
 
     def fill(item: tuple[Place, Any]) -> tuple[Place, Any]:
         place, variable = item
+        if variable.get_value() is None:
+            return item
         return place, variable.replace(jax.block_until_ready(make(place, variable)))
 
     # as many parameters are under way as there are threads, so that host memory stays bounded

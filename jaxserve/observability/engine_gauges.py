@@ -92,6 +92,12 @@ def memory_counters(stats: EngineStats) -> list[Reading]:
         ),
         Reading("prefix_cache_hits", "Prompt tokens that it had.", pages.num_found),
         Reading(
+            "mm_cache_queries", "Images and tiles that the encoder was asked for.", stats.num_images
+        ),
+        Reading(
+            "mm_cache_hits", "Those of them that it had encoded already.", stats.num_known_images
+        ),
+        Reading(
             "kv_pages_offloaded", "Pages moved from the device to the host's memory.", tiers.num_out
         ),
         Reading("kv_pages_restored", "Pages moved back into the device.", tiers.num_back),

@@ -1,4 +1,4 @@
-"""The device mesh: axis "model" is tensor parallel, axis "data" holds replicas."""
+"""The device mesh: axis "model" is tensor parallel, axis "stage" has stages of layers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import functools
 import os
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jaxserve.errors import ValidationError
 
-AXIS_NAMES = ("data", "model")
+AXIS_NAMES = ("stage", "model")
 # devices from which on a step is divided; 1 runs the code of several devices on one (gpu_check)
 DIVIDED_FROM = 2
 
@@ -37,17 +38,21 @@ def _first_process() -> int:
     return os.getpid()
 
 
-def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
-    """Returns a mesh of shape (1, tensor_parallel_size) with the axes "data" and "model".
+def make_mesh(tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> Mesh:
+    """Returns a mesh of shape (pipeline_parallel_size, tensor_parallel_size).
+
+    Its axes are "stage" and "model".
 
     Args:
-        tensor_parallel_size: devices that one copy of the model is spread over, the first of
+        tensor_parallel_size: devices that each layer is spread over, the first of
             `jax.devices()`; of several processes the first of each, in equal numbers.
+        pipeline_parallel_size: stages of layers, each with so many devices.
 
     Raises:
-        ValidationError: there are fewer devices than `tensor_parallel_size`, or as `devices`.
+        ValidationError: there are fewer devices than that, or as `devices`.
     """
-    available = _in_equal_numbers(tensor_parallel_size, devices())
+    count = tensor_parallel_size * pipeline_parallel_size
+    available = _in_equal_numbers(count, devices())
     if tensor_parallel_size < 1 or tensor_parallel_size > len(available):
         kind = available[0].device_kind
         hint = ""
@@ -58,12 +63,28 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
             tensor_parallel_size,
             f"1 to {len(available)}, the number of devices here ({kind}){hint}",
         )
+    if count > len(available):
+        raise ValidationError(
+            "pipeline_parallel_size",
+            pipeline_parallel_size,
+            f"at most {len(available) // tensor_parallel_size}: each stage takes "
+            f"{tensor_parallel_size} (tensor_parallel_size) of {len(available)} devices",
+        )
     return jax.make_mesh(
-        (1, tensor_parallel_size),
+        (pipeline_parallel_size, tensor_parallel_size),
         AXIS_NAMES,
         axis_types=(AxisType.Auto, AxisType.Auto),
-        devices=available[:tensor_parallel_size],
+        devices=available[:count],
     )
+
+
+def own_part(mesh: Mesh) -> Mesh:
+    """The mesh of those devices that this process has; all, where there is one process."""
+    own = [one for one in mesh.devices.flat if one.process_index == jax.process_index()]
+    if len(own) == mesh.size:
+        return mesh
+    devices = np.array(own).reshape(*(1,) * (mesh.devices.ndim - 1), -1)
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def row_spec(rows: int, mesh: Mesh) -> PartitionSpec:

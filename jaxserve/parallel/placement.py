@@ -6,6 +6,7 @@ Every process has the whole of a host's array and gives its own devices their pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -40,6 +41,22 @@ class HostCopy:
         return jax.make_array_from_callback(
             self._shape, self._sharding, lambda index: self._parts[_key(index)]
         )
+
+
+def put_away(
+    arrays: Sequence[jax.Array], *, keep: bool
+) -> tuple[tuple[Any, ...], list[HostCopy] | None]:
+    """Free arrays on their devices; returns their shapes with their shardings, and copies.
+
+    Args:
+        arrays: are deleted.
+        keep: have copies of them in the host's memory; else None is returned in their place.
+    """
+    kept = [HostCopy(array) for array in arrays] if keep else None
+    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding) for one in arrays]
+    for array in arrays:
+        array.delete()
+    return tuple(shapes), kept
 
 
 def _key(index: Index | None) -> tuple[Any, ...]:

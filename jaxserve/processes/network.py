@@ -1,8 +1,12 @@
-"""Ports and addresses of this machine, for scripts that start servers."""
+"""Ports and addresses of this machine."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+import time
+
+RETRY_S = 0.25
 
 
 def get_open_port() -> int:
@@ -17,6 +21,32 @@ def free_port(host: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as found:
         return int(found.getsockname()[1])
+
+
+def own_address(host: str, seconds: float) -> str:
+    """The address at which this machine listens for those that know it as `host`.
+
+    A name may not be known yet, as that of a pod whose service has just been made. Where the
+    machine's own table says that its name is 127.0.1.1, as Debian's does, others know it otherwise.
+
+    Args:
+        host: a name or an address.
+        seconds: to wait for a name.
+
+    Raises:
+        OSError: the name is not known.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            found = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+            break
+        except socket.gaierror:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_S)
+    is_meant = host in (found, "localhost")
+    return get_ip() if ipaddress.ip_address(found).is_loopback and not is_meant else found
 
 
 def get_ip() -> str:

@@ -305,6 +305,7 @@ class Scheduler:
         requests, slots, starts = rows.requests, rows.slots, rows.starts
         longer: dict[int, int] = {}  # row -> length, where that is not 1
         unseen: list[Request] = []
+        most = -(-len(self.running) // self.limits.num_groups)
         for request in self._in_turn() if self.waiting.num_clients > 1 else self.running:
             slot = request.slot
             if slot is None:  # it was preempted for one before it, and so were those behind it
@@ -315,12 +316,14 @@ class Scheduler:
                     if self._make_room(request, self._room.wanted(request)):
                         prefilling.append(request)
                     continue
+                if len(requests) >= most:  # of a group of several
+                    continue
                 length = self._prepare_decode(request, plan.page_updates)
                 if length != 1:
                     if not length:
                         continue
                     longer[len(requests)] = length
-                if request.needs_seen_tokens:
+                if request.needs_seen_tokens and self.limits.num_groups == 1:
                     unseen.append(request)
             request.num_computed = position + length
             request.pending += length
@@ -348,7 +351,8 @@ class Scheduler:
         """See that the next tokens have pages, by preemption if need be; 0: no row this time."""
         if request.ends_when_pending_is_seen():
             return 0
-        if request.needs_seen_tokens and (self._unseen or request.pending or request.is_paused):
+        waits = request.needs_seen_tokens or self.limits.num_groups > 1
+        if waits and (self._unseen or request.pending or request.is_paused):
             return 0
         if not self._resources.may_sample(request):
             return 0
@@ -357,7 +361,7 @@ class Scheduler:
         if not self.pages.grow(request, num_tokens) and not self._make_room(request, num_tokens):
             return 0
         self.pages.publish(request, num_tokens, page_updates)
-        if not (request.needs_seen_tokens or request.takes_turns or self.limits.num_drafts):
+        if not (waits or request.takes_turns or self.limits.num_drafts):
             request.decode_until = min(
                 self.pages.tokens_in(request.num_published),
                 request.num_prompt + request.stop_rule.max_tokens - 1,

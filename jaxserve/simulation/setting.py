@@ -164,6 +164,9 @@ def settle(
     if asked.data_parallel_size > 1:
         allowed = "1: one engine is simulated, of several each has its share of the load"
         raise ValidationError("data_parallel_size", asked.data_parallel_size, allowed)
+    if asked.pipeline_parallel_size > 1:
+        allowed = "1: stages are not simulated (docs/scaling.md says what they leave idle)"
+        raise ValidationError("pipeline_parallel_size", asked.pipeline_parallel_size, allowed)
     model = replace(model, attention_window=asked.attention_window).spread_over(devices)
     check_divides(devices, model)
     config = resolve(asked, model, device.platform, quantization, device.capability)

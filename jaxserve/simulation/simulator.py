@@ -97,7 +97,7 @@ class Simulation:
         self._item: TracedRequest | None = None  # the next one
         self._under_way = 0
         self._free_since = 0.0  # when one of those under way ended last
-        self._read = 0.0  # when the engine had the newest request
+        self._read = 0.0  # when the server had read the newest request
         self._begun: list[str] = []
 
     def run(self, requests: Iterable[TracedRequest]) -> Served:
@@ -140,14 +140,18 @@ class Simulation:
             return FAR
         return max(self._item.arrival, self._free_since)
 
-    def _next_arrival(self) -> float:
-        """When the engine has the next request: the server reads one after the other."""
+    def _next_read(self) -> float:
+        """When the server has read the next request: one after the other."""
         return max(self._next_sent(), self._read) + self._times.intake
+
+    def _next_arrival(self) -> float:
+        """When the engine has the next request."""
+        return self._next_read() + self._times.handover
 
     def _arrive(self) -> None:
         item = self._item
         assert item is not None
-        sent, self._read = self._next_sent(), self._next_arrival()
+        sent, self._read = self._next_sent(), self._next_read()
         self._item = next(self._requests, None)
         prompt, output = item.prompt_tokens, item.output_tokens
         if prompt + output > self._max_len:

@@ -46,11 +46,13 @@ class StepTime(Protocol):
     """Tells how long steps take.
 
     Attributes:
-        intake: seconds that the server takes to hand a request to the engine, one after the other.
+        intake: seconds that the server takes to read a request, one after the other.
+        handover: seconds until the engine has what was read, of each beside the others.
         source: where the figures come from, for people.
     """
 
     intake: float
+    handover: float
     source: str
 
     def of(self, plan: StepPlan, num_pages: int) -> StepSeconds:
@@ -133,7 +135,7 @@ class Roofline:
     """
 
     def __init__(self, setting: Setting, rates: Rates):
-        self.intake = 0.0
+        self.intake = self.handover = 0.0
         self.source = f"estimated from bytes and operations by rates: {rates.source}"
         self._programs = Programs(setting)
         model, self._devices = setting.model, setting.devices

@@ -125,6 +125,7 @@ BACKEND = Backend(
             (HOPPER,),
             True,
             HopperPrefillTuning,
+            in_one_order=True,
             instruction="wgmma",
             launches=1,
         ),

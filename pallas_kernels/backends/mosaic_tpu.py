@@ -189,6 +189,7 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuPrefillTuning,
+            in_one_order=True,
             table_entries=TABLE_ENTRIES,
             head_rows=head_rows,
             instruction="matmul",

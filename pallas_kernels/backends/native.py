@@ -33,7 +33,14 @@ BACKEND = Backend(
     "native",
     (
         Implementation("decode", "paged_attention.native", covers, (CPU,)),
-        Implementation("prefill", "paged_attention.native", covers, (CPU,), sees_ahead=True),
+        Implementation(
+            "prefill",
+            "paged_attention.native",
+            covers,
+            (CPU,),
+            sees_ahead=True,
+            in_one_order=True,
+        ),
         Implementation("write_kv", "write_kv.native", covers, (CPU,)),
         Implementation("linear", "linear.native", covers_linear, (CPU,), stores="uint8"),
         Implementation("grouped_linear", "grouped_linear.native", stores="uint8"),

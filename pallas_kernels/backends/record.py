@@ -58,6 +58,7 @@ class Implementation:
         whole_pages: whether it writes whole pages, and wants scales written so as well.
         instruction: what its compiled kernel must use, but for float32; None for nothing.
         sees_ahead: of prefill, whether rows may see tokens behind themselves.
+        in_one_order: of prefill, whether it takes `row_invariant`.
         launches: kernels on the device of one call; None where they are not counted.
         backend: the name of its backend, which is given by the list of its operation.
     """
@@ -77,6 +78,7 @@ class Implementation:
     instruction: str | None = None
     launches: int | None = None
     sees_ahead: bool = False
+    in_one_order: bool = False
     backend: str = ""
 
     @property

@@ -158,6 +158,7 @@ BACKEND = Backend(
             True,
             TritonPrefillTuning,
             most_pages,
+            in_one_order=True,
             launches=4,
             instruction="mma",
         ),

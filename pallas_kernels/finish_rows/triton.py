@@ -8,6 +8,7 @@ one is computed once more from the cache. Where no such number is wanted, a prog
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from pallas_kernels.quantized_matmul.activations import result_of
 CHUNK = 16384  # columns of a result that a program holds
 WARP_COLUMNS = 1024  # 32 numbers a thread, of gate and of up
 LEAST_WARPS, MOST_WARPS = 4, 16
+TWICE_ROOT, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715  # of GELU by tanh
 
 
 def _kernel(
@@ -34,11 +36,11 @@ def _kernel(
     out: Any,  # [M, width], or RoundedRows of references
     *,
     dtype: np.dtype,
-    gated: bool,
+    gate: str | None,
     chunk: int,
 ) -> None:
     row, (parts, _, columns) = pl.program_id(0), product.shape
-    width = columns // 2 if gated else columns
+    width = columns // 2 if gate else columns
     chunks = -(-width // chunk)
 
     def cut(values: jax.Array) -> jax.Array:
@@ -56,11 +58,12 @@ def _kernel(
                 total += held.astype(jnp.float32)
             return cut(total)
 
-        if not gated:
+        if gate is None:
             return column, inside, summed(column)
-        gate, up = summed(2 * column), summed(2 * column + 1)
-        active = gate / (1.0 + jnp.exp(-gate))
-        return column, inside, cut(cut(active) * up)
+        x, up = summed(2 * column), summed(2 * column + 1)
+        # (1 + tanh(y)) / 2 is the logistic function of 2 y
+        inner = x if gate == "silu" else TWICE_ROOT * (x + CUBIC * x * x * x)
+        return column, inside, cut(cut(x / (1.0 + jnp.exp(-inner))) * up)
 
     if rounding is None or rounding.scale is not None:
         column, inside, values = computed(pl.program_id(1))
@@ -88,23 +91,23 @@ def _kernel(
     plt.store(out.scale.at[row], scale)
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "gated", "interpret"))
+@functools.partial(jax.jit, static_argnames=("dtype", "gate", "interpret"))
 def finish_rows(
     product: jax.Array,  # [S, M, N]
     *,
     dtype: np.dtype,
-    gated: bool,
+    gate: str | None,
     rounding: Rounding | None,
     interpret: bool | None = None,
-) -> Rows:  # [M, N], or [M, N / 2] when gated
+) -> Rows:  # [M, N], or [M, N / 2] with a gate
     """As `pallas_kernels.finish_rows.finish_rows`."""
     _, rows, columns = product.shape
-    width = columns // 2 if gated else columns
+    width = columns // 2 if gate else columns
     by_row = rounding is not None and rounding.scale is None
     chunk = min(padded(width), CHUNK)
     like = functools.partial(result_like, product)
     return pl.pallas_call(
-        functools.partial(_kernel, dtype=dtype, gated=gated, chunk=chunk),
+        functools.partial(_kernel, dtype=dtype, gate=gate, chunk=chunk),
         out_shape=result_of(rounding, like, (rows, width), dtype),
         grid=(rows, 1 if by_row else -(-width // chunk)),
         compiler_params=plt.CompilerParams(

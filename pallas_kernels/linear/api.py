@@ -29,10 +29,17 @@ Weight = jax.Array | QuantizedWeight | NativeWeight
 
 
 class Norm(NamedTuple):
-    """An RMS norm of the input: x over its root mean square, times `weight`."""
+    """An RMS norm: x over its root mean square, times `weight`, rounded to the type of x before
+    that and behind it (Zhang and Sennrich 2019).
+
+    Attributes:
+        offset: the factor is 1 + weight, in float32, and only the result is rounded (Gemma Team
+            2024).
+    """
 
     weight: jax.Array  # [K], in the type of x
     eps: float
+    offset: bool = False
 
 
 def stored_dtype(backend: str) -> DTypeLike:
@@ -86,7 +93,7 @@ def linear(
         matmul: backends of `quantized_matmul`, the best first, of which the first that covers the
             product is taken.
         bias: in the type of x.
-        norm: RMS norm of x (Zhang and Sennrich 2019) before the product.
+        norm: RMS norm of x before the product.
         residual: added to the result, in the type of the result.
         gated: outputs 2 i and 2 i + 1 are gate and up of the inner dimension i, and the result is
             silu(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020).
@@ -105,6 +112,8 @@ def linear(
     implementation = resolve("linear", backend)
     if isinstance(x, RoundedRows) and (norm is not None or backend == "native"):
         raise KernelError("x", "rounded rows", "without a norm, and not with the native backend")
+    if norm is not None and norm.offset and backend == "native":
+        raise KernelError("norm.offset", True, "False with the native backend")
     if live is not None and (live.ndim != 2 or live.shape[1] != 2 or live.dtype != jnp.int32):
         raise KernelError("live", f"{live.dtype}{live.shape}", "int32[ranges, 2]")
     if row_invariant and backend != "native":

@@ -115,6 +115,9 @@ def native_norm(x: jax.Array, norm: Norm) -> jax.Array:
         KernelError: the native kernels cannot be built here.
     """
     native.require()
+    if norm.offset:
+        factor = 1.0 + norm.weight.astype(jnp.float32)
+        return native_norm(x.astype(jnp.float32), Norm(factor, norm.eps)).astype(x.dtype)
     rows = x.reshape(-1, x.shape[-1])
     call = jax.ffi.ffi_call("jaxserve_rms_norm", result_like(rows, rows.shape, x.dtype))
     return call(rows, norm.weight, eps=np.float32(norm.eps)).reshape(x.shape)

@@ -160,10 +160,12 @@ def _as_quantized(weight: Weight, scale: jax.Array | None) -> QuantizedWeight:
 
 
 def rms_norm(x: jax.Array, norm: Norm) -> jax.Array:
-    """x [..., K] over its root mean square, in float32, rounded to x's dtype, times the weight."""
+    """The norm of x [..., K] over its last axis, in x's dtype."""
     wide = x.astype(jnp.float32)
-    factor = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + norm.eps)
-    return (wide * factor).astype(x.dtype) * norm.weight
+    over = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + norm.eps)
+    if norm.offset:
+        return (over * (1.0 + norm.weight.astype(jnp.float32))).astype(x.dtype)
+    return over.astype(x.dtype) * norm.weight
 
 
 def dot(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Array:

@@ -79,8 +79,8 @@ def drawback(widens: bool = False) -> str | None:
     """Why the kernels, although they run here, are not the ones to choose; None when they are.
 
     Args:
-        widens: whether the question is of linear layers of float32 weights, or of quantised ones
-            that are not multiplied as integers.
+        widens: whether the question is of linear layers of quantised weights that are not
+            multiplied as integers.
     """
     features = build.cpu_features()
     if "avx512f" in features:

@@ -35,9 +35,14 @@ class NativeWeight(NamedTuple):
         return NativeWeight(self.values, self.scale * factor, offset)
 
 
+def inputs_of_vector(nibbles: bool) -> int:
+    """Neighbouring inputs of one output that a vector has."""
+    return 2 * BYTES if nibbles else BYTES
+
+
 def native_shape(outputs: int, inputs: int, nibbles: bool) -> tuple[int, int]:
     """Blocks, and stored elements of a block."""
-    in_vector = 2 * BYTES if nibbles else BYTES
+    in_vector = inputs_of_vector(nibbles)
     return -(-outputs // LANES), -(-inputs // in_vector) * LANES * BYTES
 
 

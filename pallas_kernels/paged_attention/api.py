@@ -154,8 +154,9 @@ def paged_prefill_attention(
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
         last_seen: position of the last token that each row sees, not before its own; None: its own.
             The lane's chunk reaches as far. `window` counts from the row's own position.
-        row_invariant: attend to a row in the order in which `paged_decode_attention` attends to a
-            single query, whatever rows are beside it; of "native" alone.
+        row_invariant: attend to a row in one order, in whatever chunk or place of the region, and
+            whatever rows are beside it; not by "xla" or "reference". That of "native" is the order
+            in which `paged_decode_attention` attends to a single query.
         backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (NVIDIA Ampere and
             later), "mosaic_tpu" (TPU), "native" (CPU, C++) or "reference".
         tuning: tile sizes of a GPU or TPU kernel, of its own type; None takes the
@@ -174,8 +175,8 @@ def paged_prefill_attention(
     options = checked_options(
         q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
-    if row_invariant and backend != "native":
-        raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
+    if row_invariant and not chosen.in_one_order:
+        raise KernelError("row_invariant", row_invariant, f"False with the {backend} backend")
     if last_seen is not None:
         check_array("last_seen", last_seen, jnp.int32, q.shape[:1])
         coverage.refuse(chosen.refuses_ahead, backend, q, kv_pages)

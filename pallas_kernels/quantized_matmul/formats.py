@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.errors import KernelError, check_array
+from pallas_kernels.pages import FLOAT_DTYPES
 
 PIECE = 64  # words of a block, and so the inputs that the same nibble of them holds
 NIBBLES = 4  # of a word
@@ -50,7 +51,7 @@ class Int4Weight(NamedTuple):
     """
 
     packed: jax.Array  # uint16[N, 64 * ceil(K / 256)], see the module
-    scales: jax.Array  # float32[K / group, N]
+    scales: jax.Array  # float32, float16 or bfloat16[K / group, N]
     zeros: jax.Array | None = None  # uint8[K / group, N], 0..16
 
 
@@ -97,7 +98,7 @@ def outputs_of(weight: QuantizedWeight) -> int:
 
 
 def group_scales(weight: QuantizedWeight) -> tuple[jax.Array, jax.Array | None]:
-    """The scales float32[groups, N] of a weight, and its zero points uint8[groups, N] if any."""
+    """The scales [groups, N] of a weight, and its zero points uint8[groups, N] if any."""
     if isinstance(weight, Int4Weight):
         return weight.scales, weight.zeros
     if weight.scale.ndim == 2:
@@ -124,7 +125,8 @@ def check_weight(weight: QuantizedWeight, inputs: int) -> None:
         shapes += [()] if inputs % FP8_GROUP else [(), (inputs // FP8_GROUP, outputs)]
     stored, scale = (f"weight.{name}" for name in weight._fields[:2])
     check_array(stored, weight[0], kind, (outputs, columns))
-    check_array(scale, weight[1], jnp.float32, *shapes)
+    narrow = isinstance(weight, Int4Weight) and weight.scales.dtype in FLOAT_DTYPES
+    check_array(scale, weight[1], weight[1].dtype if narrow else jnp.float32, *shapes)
     if isinstance(weight, Int4Weight) and weight.zeros is not None:
         check_array("weight.zeros", weight.zeros, jnp.uint8, weight.scales.shape)
 

@@ -53,7 +53,7 @@ def _kernel(
     out_gmem: Any,  # [splits, M, N]
     x_smem: Any,  # [stages, tile_rows, width]
     weight_smem: Any,  # stored[stages, 128, STORED_BYTES / itemsize]
-    scales_smem: Any,  # float32[stages, groups, 128]
+    scales_smem: Any,  # [stages, groups, 128]
     zeros_smem: Any,  # uint8[stages, groups, 128]
     staging_smem: Any,  # [CONSUMERS, 64, width or piece]
     out_smem: Any,  # [CONSUMERS, tile_rows, 64]
@@ -177,7 +177,7 @@ def _kernel(
                     add(acc, stage, held, group, place)
                     return acc[...]
 
-                scale = load_row(scales_smem.at[stage, place, own], ROW)
+                scale = load_row(scales_smem.at[stage, place, own], ROW).astype(jnp.float32)
                 total = total + pl.run_scoped(summed, accumulator) * spread(scale, 0)
             # only what the producer waits for
             pl.when(step + plan.stages < steps)(lambda: plgpu.barrier_arrive(empty.at[stage]))
@@ -196,7 +196,8 @@ def _kernel(
         if plan.stored == jnp.uint16:
             out = out * NIBBLE_UNIT[jnp.dtype(plan.operand)]
         if not plan.groups:
-            out = out * spread(load_row(refs.scales.at[0, channels], ROW), 0)
+            scale = load_row(refs.scales.at[0, channels], ROW).astype(jnp.float32)
+            out = out * spread(scale, 0)
         rows = pl.ds(row, plan.tile_rows)
         if refs.row_scale is not None:
             out = out * spread(load_row(refs.row_scale.at[rows], COLUMN), 1)

@@ -44,6 +44,7 @@ class Plan:
         width: inputs of a stage.
         group: inputs that share a scale; None when one scale serves a row.
         stored: type of the elements that the weight is stored in.
+        scale: type of its scales.
         operand: type that is multiplied.
         accumulator: type of the sums.
         ragged: whether the last stage reaches past the last group.
@@ -57,6 +58,7 @@ class Plan:
     width: int
     group: int | None
     stored: Any
+    scale: Any
     operand: Any
     accumulator: Any
     ragged: bool
@@ -105,7 +107,7 @@ class Plan:
                 min(self.group or self.width, self.width),
             ),
             ((self.stages, TILE_CHANNELS, self.columns), self.stored, self.columns),
-            (scales, jnp.float32, None),
+            (scales, self.scale, None),
             (scales, jnp.uint8, None),
             ((CONSUMERS, CHANNELS if self.staged else 8, staging), self.operand, staging),
             ((CONSUMERS, self.tile_rows, CHANNELS), result, CHANNELS),
@@ -133,8 +135,9 @@ def plan_of(operands: Operands, tuning: HopperMatmulTuning | None, staged: bool)
     row_tiles = -(-rows // (tuning.tile_m if tuning else default))
     tile_rows = -(-rows // (row_tiles * ROW_MULTIPLE)) * ROW_MULTIPLE
     stage_bytes = TILE_CHANNELS * STORED_BYTES + tile_rows * width * operand.itemsize
-    # a float32 scale and a zero of one byte; one group where one scale serves a row
-    stage_bytes += -(-width // (group or inputs)) * TILE_CHANNELS * 5
+    # a scale and a zero of one byte; one group where one scale serves a row
+    scale = jnp.dtype(operands.scales.dtype)
+    stage_bytes += -(-width // (group or inputs)) * TILE_CHANNELS * (scale.itemsize + 1)
     # half of the memory for few rows: a second block on the same multiprocessor hides latency
     result_bytes = tile_rows * TILE_CHANNELS * 4
     budget = SHARED_BYTES // (2 if tile_rows <= 16 else 1) - result_bytes
@@ -154,6 +157,7 @@ def plan_of(operands: Operands, tuning: HopperMatmulTuning | None, staged: bool)
         width=width,
         group=group,
         stored=jnp.dtype(operands.stored.dtype),
+        scale=scale,
         operand=operand,
         accumulator=operands.sum_type,
         ragged=inputs % width != 0,

@@ -163,6 +163,8 @@ def call(
         rows: of the result.
         table: scalars that are there before the grid begins.
     """
+    # in tiles of 8 sublanes
+    operands = operands._replace(scales=operands.scales.astype(jnp.float32))
     if operands.zeros is not None:
         operands = operands._replace(zeros=operands.zeros.astype(jnp.int32))
     inputs, groups = operands.rows.shape[1], operands.scales.shape[-2]

@@ -23,7 +23,8 @@ class Operands(NamedTuple):
         rows: [M, K], of 8 bits where they are rounded.
         row_scale: float32[M or more] of rounded rows; else None.
         stored: [N, K] or uint16[N, K / 4]; [E, N, ...].
-        scales: float32[groups, N], [groups, E, N]; None where elements are in the type of the rows.
+        scales: float32[groups, N], [groups, E, N], of 4-bit elements also of 16 bits; None where
+            elements are in the type of the rows.
         zeros: uint8 zero points of the shape of the scales; None: 8 of 4 bits, 0 of others.
     """
 

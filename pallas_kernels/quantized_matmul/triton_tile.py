@@ -87,7 +87,7 @@ def tile_sums(
         return plt.load(ref.at[index], mask=mask, other=0)
 
     def scaled(total: jax.Array, place: Any, tile: int) -> jax.Array:
-        scale = by_channel(refs.scales, place, tile)
+        scale = by_channel(refs.scales, place, tile).astype(jnp.float32)
         return total * lax.broadcast_in_dim(scale, shapes[tile], [1])
 
     def elements(held: jax.Array, nibble: int, place: Any, tile: int) -> jax.Array:

@@ -19,6 +19,7 @@ def residual_norm(
     product: jax.Array,  # [S, T, E]
     norm: Norm,
     *,
+    behind: Norm | None = None,
     rounding: Rounding | None = None,
     backend: str,
     interpret: Any = None,
@@ -26,12 +27,13 @@ def residual_norm(
     """The sum of S parts of a product, added to the residual stream, and its RMS norm.
 
     The parts are added in float32 and rounded to the type of the stream; so are the sum with the
-    stream, the row over its root mean square, and that times the weight (Zhang and Sennrich 2019).
+    stream and what norms give.
 
     Args:
         residual: the stream: float32, float16 or bfloat16.
         product: in the type of the stream, or float32 parts of it.
-        norm: its weight is of the type of the stream.
+        norm: of the sum; its weight is of the type of the stream.
+        behind: a norm of the product before it is added, likewise (Gemma 2); None: there is none.
         rounding: of the norm to 8 bits, for the product that reads it; None leaves it in the type
             of the stream.
         backend: "triton" (NVIDIA GPUs) or "xla" (any device).
@@ -53,10 +55,12 @@ def residual_norm(
         raise KernelError("product.shape", product.shape, f"[parts, {residual.shape}]")
     if product.dtype not in (residual.dtype, jnp.float32):
         raise KernelError("product.dtype", product.dtype, f"float32 or {residual.dtype}")
-    check_array("norm.weight", norm.weight, residual.dtype, residual.shape[1:])
+    for name, one in (("norm", norm), ("behind", behind)):
+        if one is not None:
+            check_array(f"{name}.weight", one.weight, residual.dtype, residual.shape[1:])
     chosen = resolve("residual_norm", backend)
     options = chosen.options(interpret=interpret)
     normed, stream = chosen.load().residual_norm(
-        residual, product, norm.weight, eps=norm.eps, rounding=rounding, **options
+        residual, product, norm, behind=behind, rounding=rounding, **options
     )
     return normed, stream

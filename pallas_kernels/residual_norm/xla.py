@@ -13,12 +13,13 @@ from pallas_kernels.quantized_matmul import Rounding, Rows
 def residual_norm(
     residual: jax.Array,  # [T, E]
     product: jax.Array,  # [S, T, E]
-    weight: jax.Array,  # [E]
+    norm: Norm,
     *,
-    eps: float,
+    behind: Norm | None,
     rounding: Rounding | None,
 ) -> tuple[Rows, jax.Array]:  # [T, E], [T, E]
     """As `pallas_kernels.residual_norm.residual_norm`."""
-    stream = residual + product.sum(axis=0, dtype=jnp.float32).astype(residual.dtype)
-    normed = rms_norm(stream, Norm(weight, eps))
+    total = product.sum(axis=0, dtype=jnp.float32).astype(residual.dtype)
+    stream = residual + (total if behind is None else rms_norm(total, behind))
+    normed = rms_norm(stream, norm)
     return (normed if rounding is None else rounding.of(normed)), stream

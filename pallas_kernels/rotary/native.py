@@ -41,5 +41,7 @@ def split_rotate(
         absent if k_norm is None else k_norm.weight,
         q_eps=np.float32(0.0 if q_norm is None else q_norm.eps),
         k_eps=np.float32(0.0 if k_norm is None else k_norm.eps),
+        q_offset=np.bool_(q_norm is not None and q_norm.offset),
+        k_offset=np.bool_(k_norm is not None and k_norm.offset),
     )
     return q, k, v

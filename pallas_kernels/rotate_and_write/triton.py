@@ -49,8 +49,8 @@ def _kernel(
     pool: Any,  # [NP * page_size * 2 * KVH, D]
     *,
     page_size: int,
-    q_eps: float,
-    k_eps: float,
+    q_norm: tuple[float, bool],
+    k_norm: tuple[float, bool],
 ) -> None:
     parts, _, kv_heads, rows, head_dim = given.qkv.shape
     token, kv_head = pl.program_id(0), pl.program_id(1)
@@ -78,19 +78,18 @@ def _kernel(
 
         return part(halves[0]), part(halves[1])
 
-    def normed(values: Halves, weight: Any, eps: float) -> Halves:
+    def normed(values: Halves, weight: Any, eps: float, offset: bool) -> Halves:
         if weight is None:
             return values
         squares = sum((part * part).sum(axis=1) for part in values)
-        factor = lax.rsqrt(squares / head_dim + eps)[:, None]
-        first, second = (
-            rounded(
-                rounded(part * factor)
-                * plt.load(weight.at[columns], mask=inside, other=0).astype(jnp.float32)[None, :]
-            )
-            for part, columns in zip(values, halves, strict=True)
-        )
-        return first, second
+        over = lax.rsqrt(squares / head_dim + eps)[:, None]
+
+        def weighted(part: jax.Array, columns: jax.Array) -> jax.Array:
+            factor = plt.load(weight.at[columns], mask=inside, other=0).astype(jnp.float32)[None, :]
+            plain = part * over
+            return rounded(plain * (1.0 + factor) if offset else rounded(plain) * factor)
+
+        return weighted(values[0], halves[0]), weighted(values[1], halves[1])
 
     def turned(values: Halves) -> Halves:
         first, second = values
@@ -98,11 +97,11 @@ def _kernel(
 
     row, one = jnp.arange(padded(group)), jnp.arange(1)
     of_queries = (row < group)[:, None] & inside[None, :]
-    queries = turned(normed(heads(row, of_queries), given.q_weight, q_eps))
+    queries = turned(normed(heads(row, of_queries), given.q_weight, *q_norm))
     for values, columns in zip(queries, halves, strict=True):
         place = q.at[token, (kv_head * group + row)[:, None], columns[None, :]]
         plt.store(place, values.astype(q.dtype), mask=of_queries)
-    key = turned(normed(heads(group + one, inside[None, :]), given.k_weight, k_eps))
+    key = turned(normed(heads(group + one, inside[None, :]), given.k_weight, *k_norm))
     value = heads(group + 1 + one, inside[None, :])
     page = given.first_page[0] + given.pages[token]
     token_row = (page * page_size + given.offsets[token]) * (2 * kv_heads)
@@ -149,28 +148,28 @@ def rotate_and_write(
         operands,
         dtype=dtype,
         page_size=kv_pages.shape[1],
-        q_eps=0.0 if q_norm is None else q_norm.eps,
-        k_eps=0.0 if k_norm is None else k_norm.eps,
+        q_norm=(0.0, False) if q_norm is None else (q_norm.eps, q_norm.offset),
+        k_norm=(0.0, False) if k_norm is None else (k_norm.eps, k_norm.offset),
         interpret=interpreter.is_used_by_triton(interpret),
     )
     return q, pool.reshape(kv_pages.shape)
 
 
 @functools.partial(
-    jax.jit, static_argnames=("dtype", "page_size", "q_eps", "k_eps", "interpret")
+    jax.jit, static_argnames=("dtype", "page_size", "q_norm", "k_norm", "interpret")
 )  # the layers share one trace
 def _call(
     operands: Operands,
     *,
     dtype: jnp.dtype,
     page_size: int,
-    q_eps: float,
-    k_eps: float,
+    q_norm: tuple[float, bool],
+    k_norm: tuple[float, bool],
     interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
     _, tokens, kv_heads, rows, head_dim = operands.qkv.shape
     pool = operands.pool
-    kernel = functools.partial(_kernel, page_size=page_size, q_eps=q_eps, k_eps=k_eps)
+    kernel = functools.partial(_kernel, page_size=page_size, q_norm=q_norm, k_norm=k_norm)
     q, pool = pl.pallas_call(
         kernel,
         out_shape=(

@@ -72,9 +72,18 @@ def engine_config(args: argparse.Namespace, path: str | None = None) -> EngineCo
         ValidationError: a value that is not allowed, or a model that is neither folder nor id.
     """
     path = path or model_path(args)
-    known = settings_of(EngineConfig).keys() | RENAMED.keys()
+    settings = settings_of(EngineConfig)
+    known = settings.keys() | RENAMED.keys()
+    # None of a setting that is never none: no flag gives it
+    unset = {name for name, item in settings.items() if not item.optional}
     with renamed(lambda name: "--" + name.replace("_", "-")):
-        given = by_settings({k: v for k, v in vars(args).items() if k in known})
+        given = by_settings(
+            {
+                k: v
+                for k, v in vars(args).items()
+                if k in known and (v is not None or k not in unset)
+            }
+        )
     given["model"] = path
     served = tuple(given.get("served_model_name") or ())
     asked = args.model_path or args.model or args.default_model

@@ -71,6 +71,11 @@ def register(subparsers: Any) -> None:
     )
     add = parser.add_argument_group("results").add_argument
     add("--json", action="store_true", help="print JSON")
+    add(
+        "--scaling",
+        action="store_true",
+        help="beside the plan what more devices, on up to 4 hosts, bring to a decode step",
+    )
     settings = parser.add_argument_group("settings of the engine")
     for name in SETTINGS:
         add_flag(settings, EngineConfig, name)
@@ -115,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValidationError("--device", kinds, "a device of which the price file has an offer")
     from jaxserve.simulation.plan_text import json_of, text_of
     from jaxserve.simulation.planner import Load, candidates
+    from jaxserve.simulation.scaling import CONTEXT, ROWS, as_json, estimates, heading, rows
     from jaxserve.simulation.setting import find_model
 
     given = {name: getattr(args, name) for name in SETTINGS}
@@ -132,8 +138,24 @@ def run(args: argparse.Namespace) -> int:
 
     found = sorted(candidates(asked, model, load, offers, forms, told), key=lambda one: one.order)
     told("")
+    scaled = {}
+    if args.scaling:
+        scaled = {form: estimates(asked, model, kinds, quantization=form) for form in forms}
     if args.json:
-        print(json.dumps(json_of(named, found, load, prices, forms), indent=2))
+        written = json_of(named, found, load, prices, forms)
+        if scaled:
+            written["scaling"] = [
+                one | {"quantization": form or "none"}
+                for form, of in scaled.items()
+                for one in as_json(of)
+            ]
+        print(json.dumps(written, indent=2))
     else:
         print(text_of(named, found, load, prices, forms))
+        for form, of in scaled.items():
+            weights = f"weights in {form}" if form else "weights as they are"
+            step = f"A decode step of {ROWS} rows with {CONTEXT} tokens each, {weights}"
+            print(f"\n{step}, by data sheets:\n")
+            fits = rows(named, of)
+            print("\n".join([*heading(), *fits]) if fits else "no number of these devices holds it")
     return 0 if any(one.reason is None for one in found) else 1

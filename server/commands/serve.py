@@ -6,6 +6,7 @@ import argparse
 import math
 import socket
 import sys
+from logging.config import dictConfig
 from typing import Any, NamedTuple
 
 from jaxserve.config.engine_config import EngineConfig, Isolation
@@ -26,6 +27,7 @@ from server.commands.engine_flags import (
 )
 from server.commands.log_flags import add_log_flags, unlogged_paths
 from server.commands.parser_flags import add_parser_flags, parsers
+from server.commands.process_place import OF_LAUNCHER, find_processes
 from server.commands.socket_flags import add_socket_flags, check_socket_flags
 from server.commands.surface_flags import add_surface_flags, options
 from server.commands.vllm_flags import add_vllm_flags, check_vllm_flags
@@ -73,7 +75,7 @@ def register(subparsers: Any) -> None:
     add_edge_flags(parser)
     add_engine_flags(parser)
     add_vllm_flags(parser)
-    parser.set_defaults(func=run, loads_model=True, others=(), **SERVER_QUEUE)
+    parser.set_defaults(func=run, loads_model=True, others=(), **SERVER_QUEUE, **OF_LAUNCHER)
 
 
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -216,6 +218,7 @@ def _parts_of_models(args: argparse.Namespace) -> list[ModelPart]:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
     _check_fronts(args)
+    find_processes(args)
     config, told, isolation = asked_for(args)
     place, others = places(config)[0], []
     if args.others:
@@ -233,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
     if config.num_processes > 1 and not args.isolate_engine:
         where = "1 with --no-isolate-engine: one that is lost would leave a step without end"
         raise ValidationError("--num-processes", config.num_processes, where)
-    unlogged_paths(args)
+    unlogged = unlogged_paths(args)
     check_socket_flags(args)
     if not 0 <= args.port <= 65535:
         raise ValidationError("--port", args.port, "0 to 65535")
@@ -244,7 +247,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         if config.process_id:
             from jaxserve.isolation.following import follow
+            from server.logs import log_config
 
+            # where there is no HTTP server that does it
+            dictConfig(log_config(args.uvicorn_log_level, args.log_format, unlogged))
             return follow(config, isolation, early)
         from server.server_process import serve
 

@@ -45,6 +45,10 @@ class Board:
         """Those of one process."""
         return _SharedCounts(self, row)
 
+    def of_row(self, row: int, cell: Cell) -> float:
+        """What one process counts, as another one sees it."""
+        return float(self.numbers[row * len(Cell) + cell])
+
     def clear(self, row: int) -> None:
         """A process has died: what was there in it is there no more."""
         for cell in NOW:

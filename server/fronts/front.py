@@ -48,7 +48,7 @@ logger = logging.getLogger("jaxserve.server")
 # What a front answers beside what waits for the engine; what is kept, is the server's.
 BESIDE = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 KEPT = ("/v1/responses",)
-CLOCK_S = 0.5  # between two looks at what this process has computed
+CLOCK_S = 0.5  # between two looks at what this process has computed, and two signs of life
 
 
 class Front:
@@ -161,9 +161,10 @@ class Front:
         self._send(Drain(0.0))
 
     async def _tell_clock(self) -> None:
-        """Tell what text and HTTP have taken here, which the server adds up."""
+        """Tell that the loop turns, and what text and HTTP have taken, which the server adds up."""
         text, http = self._before
         while True:
+            self._counts.add(Cell.TURNS, 1)
             await asyncio.sleep(CLOCK_S)
             if self._client.error is not None:  # its streams have been told
                 exit_now(1)

@@ -42,6 +42,7 @@ logger = logging.getLogger("jaxserve.server")
 
 MODULE = "server.fronts.child"
 END_S = 1.0  # from the end of its socket to its own
+HUNG_S = 30.0  # that its event loop may stand: parsing the largest body takes less
 FAILED = "the server ended the request with an error"
 
 
@@ -80,6 +81,7 @@ class FrontProcess:
         self._requests: set[str] = set()  # of the engine, that have not ended
         self._answers: dict[int, asyncio.Task[None]] = {}
         self._taken: dict[int, asyncio.Event] = {}
+        self._turns = self._silent_s = 0.0
         self._loop = asyncio.get_running_loop()
         early = EarlyProcess(MODULE, ANYWHERE, (start.board, start.listener))
         self._process = EngineProcess(MODULE, early)
@@ -95,6 +97,20 @@ class FrontProcess:
     def num_answers(self) -> int:
         """Answers that the server makes for it."""
         return len(self._answers)
+
+    def is_hung(self, turns: float, seconds: float) -> bool:
+        """Whether its event loop has not turned for HUNG_S, since it first did.
+
+        Args:
+            turns: that it has counted.
+            seconds: since the last call, in which it could have been heard.
+        """
+        stands = turns == self._turns and turns > 0.0
+        self._turns, self._silent_s = turns, self._silent_s + seconds if stands else 0.0
+        if self._silent_s <= HUNG_S:
+            return False
+        self._silent_s = 0.0
+        return True
 
     def send(self, body: Body) -> None:
         """Tell it something; what is told to one that has died is lost."""

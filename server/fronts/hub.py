@@ -21,9 +21,10 @@ from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.front_messages import Drain, EngineStanding, FrontClose, FrontStart
 from jaxserve.boundary.messages import StepOutput
 from jaxserve.errors import EngineDeadError
+from jaxserve.liveness.pulse import Pulse
 from server.counts import REFUSED, Cell
 from server.fronts.board import Board
-from server.fronts.front_process import FrontProcess
+from server.fronts.front_process import HUNG_S, FrontProcess
 from server.fronts.step_slices import slices
 from server.http_settings import DRAIN_S
 from server.keys import ApiKey
@@ -184,14 +185,23 @@ class Hub:
                 front.send(part)
 
     async def _look(self) -> None:
-        """Tell fronts how the engine stands, and add up what they have counted."""
+        """Tell fronts how the engine stands, add up what they have counted, end those that hang."""
+        pulse = Pulse()
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 self._tell_standing()
                 self._add_up()
+                self._end_hung(pulse.beat())
             except Exception:
                 logger.exception("fronts could not be told how the engine stands")
+
+    def _end_hung(self, seconds: float) -> None:
+        """Kill fronts that stand still; others take their places. `seconds`: see `is_hung`."""
+        for front in self._by_name.values():
+            if front.is_ready and front.is_hung(self._board.of_row(front.row, Cell.TURNS), seconds):
+                logger.error("a front process has not answered for %g s: it is killed", HUNG_S)
+                front.kill()
 
     def _tell_standing(self) -> None:
         """Tell fronts whether the engine serves and how full it is, where that has changed."""

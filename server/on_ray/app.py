@@ -12,14 +12,15 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jaxserve.errors import ValidationError
+from jaxserve.errors import EngineDeadError, ValidationError
 from server.batch import MAX_RESPONSE_ENTRIES
 from server.cli import build_parser
 from server.commands.edge_flags import allowed_hosts, edge_limits
 from server.commands.log_flags import tracer
 from server.commands.serve import asked_for
-from server.on_ray.config import MAX_IN_FRONT, MAX_QUEUED, LLMConfig, read_fields
+from server.on_ray.config import MAX_IN_FRONT, MAX_QUEUED, LLMConfig, num_processes, read_fields
 from server.on_ray.forwarding import Forwarded, Front, messages_of
+from server.process_end import exit_after
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from jaxserve.async_engine import AsyncEngine
+    from server.on_ray.followers import Followers
 
 HOLD_S = 0.05  # between two looks at an engine that is replaced
+TOLD_S = 0.5  # in which Ray is told why, before a replica that has lost a process ends
+ENGINE_LOST = 70  # its exit code, as a server's
 ARGS = ("llm_configs", "ingress_deployment_config")
 
 
@@ -57,11 +61,11 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
         raise ValidationError("args.ingress_deployment_config", front, "a mapping")
     one = given[0]
     config = one if isinstance(one, LLMConfig) else read_fields(LLMConfig, "llm_configs[0]", one)
-    words, options = config.words(), config.options()
+    words, options, flags = config.words(), config.options(), config.flags()
     # imported here: a configuration is read without Ray
     from ray import serve
 
-    limits, name = edge_limits(config.flags()), options["name"]
+    limits, name = edge_limits(flags), options["name"]
 
     def make_front() -> Front:
         app_name = serve.get_replica_context().app_name
@@ -71,20 +75,33 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     bounds = {"max_ongoing_requests": MAX_IN_FRONT, "max_queued_requests": MAX_QUEUED}
     front_options = {"name": "jaxserve"} | bounds | dict(front)
     front_deployment = serve.deployment(serve.ingress(make_front)(), **front_options)
-    replicas = serve.deployment(Replica, **options).bind(words)
+    of_processes = num_processes(flags), options["ray_actor_options"]
+    replicas = serve.deployment(Replica, **options).bind(words, *of_processes)
     return front_deployment.bind(replicas)
 
 
 class Replica:
-    """The application, whose engine begins to load in its own process.
+    """The application, whose engine begins to load in its own process, or in several.
 
     Args:
         words: the command line.
+        processes: that the engine has; the replica is process 0, in the first of Ray's bundles.
+        actor: options of Ray's for the others.
+
+    Raises:
+        RayError: one of the others cannot be started.
     """
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], processes: int, actor: Mapping[str, Any]) -> None:
+        self._life = contextlib.AsyncExitStack()  # first: it ends one that could not be made too
+        self._followers: Followers | None = None
+        if processes > 1:
+            # imported here: most engines have one process
+            from server.on_ray import followers
+
+            self._followers = followers.Followers(words, processes, actor)
+            words = self._followers.words
         self._app = make_application(words)
-        self._life = contextlib.AsyncExitStack()
         self._begun = False
         self._waiting = 0  # prompt tokens, when the engine was last there to tell
 
@@ -93,10 +110,18 @@ class Replica:
 
         Raises:
             Whatever has ended the engine for good: Ray then replaces the replica.
+            EngineDeadError: another process of the engine has ended, so this one ends too.
         """
         if not self._begun:
             self._begun = True
             await self._life.enter_async_context(self._app.router.lifespan_context(self._app))
+        if self._followers is not None:
+            try:
+                self._followers.check()
+            except EngineDeadError:
+                # Ray would wait for requests here that nothing can finish: another replica has them
+                exit_after(TOLD_S, ENGINE_LOST)
+                raise
         # the first check comes before the replica gets requests, and may take as long as a load
         await serving(self._app.state.service.engine)
 

@@ -22,7 +22,7 @@ from server.batch import (
     write_whole,
 )
 from server.on_ray.app import make_application
-from server.on_ray.config import LLMConfig
+from server.on_ray.config import LLMConfig, num_processes
 from server.protocol.responses import dumps
 
 
@@ -52,7 +52,7 @@ def run_batch(
     """Answer the lines of a batch file by workers on a Ray cluster, each with an engine.
 
     Answers are appended in the order of the lines. A run that was interrupted goes on where it
-    did. Needs the extra `ray`, and Ray Data: `pip install 'ray[data]'`.
+    did. Needs the extra `ray`.
 
     Args:
         config: the model; of `deployment_config` only `ray_actor_options` is read.
@@ -64,7 +64,10 @@ def run_batch(
         ValidationError: a file is not what it should be.
         RayError: a worker cannot load the model, or its engine has ended.
     """
-    # imported here: Ray Data is not in the extra
+    if (count := num_processes(config.flags())) > 1:
+        allowed = "1: a worker of Ray Data has one process"
+        raise ValidationError("engine_kwargs.num_processes", count, allowed)
+    # imported here: what is wrong with the configuration is told without Ray
     import ray
 
     source, target = Path(input_file), Path(output_file)

@@ -10,17 +10,25 @@ import io
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from jaxserve.config.engine_config import MOST_PROCESSES
+from jaxserve.config.settings import Integer
 from jaxserve.errors import ValidationError, Verbatim
 from server.cli import LIKE, build_parser
 from server.commands.config_file import with_settings
 from server.commands.nested_config import NESTED
+from server.on_ray.placement import FIELD as BUNDLES
+from server.on_ray.placement import bundles_of
 
 # Flags of what Ray has in jaxserve's place: the socket, and the end of a replica.
 OF_RAY = (
     *("config", "host", "port", "uds", "shutdown_timeout", "record_trace", "num_workers"),
     "api_server_count",
 )
-OF_SEVERAL = ("num_processes", "nnodes")
+# Flags that tell the processes of an engine apart, or say their number by another name.
+OF_PROCESSES = (
+    *("process_id", "coordinator", "process_token_file", "nnodes", "node_rank"),
+    *("master_addr", "master_port", "headless"),
+)
 OF_MODEL = (
     "model",
     "default_model",
@@ -94,13 +102,9 @@ class LLMConfig:
             _check_text("accelerator_type", self.accelerator_type)
         self._check_deployment()
         self._scaling()
-        self.flags()
+        self._placement(flags := self.flags(), self._actor(flags))
 
     def _check_deployment(self) -> None:
-        bundles = self.deployment_config.get("placement_group_bundles")
-        if bundles is not None and not (isinstance(bundles, (list, tuple)) and len(bundles) < 2):
-            allowed = "a list of one bundle: Ray starts no engine of several processes yet"
-            raise ValidationError("deployment_config.placement_group_bundles", bundles, allowed)
         field = "deployment_config.ray_actor_options"
         actor = self.deployment_config.get("ray_actor_options", {})
         if not isinstance(actor, Mapping):
@@ -120,8 +124,8 @@ class LLMConfig:
             plain = name.replace("-", "_")
             if plain in OF_RAY or plain.startswith("ssl_"):
                 raise ValidationError(field, HIDDEN, "left out: Ray's own configuration has it")
-            if plain in OF_SEVERAL:
-                allowed = "left out: Ray starts no engine of several processes yet"
+            if plain in OF_PROCESSES:
+                allowed = "left out: the replica tells its processes, as many as num_processes"
                 raise ValidationError(field, HIDDEN, allowed)
             if plain in OF_MODEL:
                 raise ValidationError(field, HIDDEN, "left out: model_loading_config has it")
@@ -164,19 +168,7 @@ class LLMConfig:
     def options(self) -> dict[str, Any]:
         """Of the deployment: what it says itself, and what follows from the flags."""
         flags = self.flags()
-        actor = dict(self.deployment_config.get("ray_actor_options", {}))
-        if self.runtime_env:
-            actor.setdefault("runtime_env", dict(self.runtime_env))
-        if kind := self.accelerator_type:
-            count = (flags.tensor_parallel_size or 1) * (flags.data_parallel_size or 1)
-            resources = dict(actor.get("resources", {}))
-            if kind.upper().startswith("TPU"):
-                resources.setdefault("TPU", count)
-            else:
-                actor.setdefault("num_gpus", count)
-            actor["resources"] = resources
-            actor.setdefault("accelerator_type", kind)
-        scaling = self._scaling()
+        actor, scaling = self._actor(flags), self._scaling()
         return {
             "name": f"jaxserve:{self.model_loading_config.model_id}".replace("/", "--"),
             "max_ongoing_requests": MAX_ONGOING,
@@ -185,8 +177,54 @@ class LLMConfig:
             "request_router_config": {"request_router_class": ROUTER},
             **self.deployment_config,
             **({} if scaling is None else {"autoscaling_config": scaling}),
+            **self._placement(flags, actor),
             "ray_actor_options": actor,
         }
+
+    def _actor(self, flags: argparse.Namespace) -> dict[str, Any]:
+        """Options of the actor of each process: what it says itself, and its devices."""
+        actor = dict(self.deployment_config.get("ray_actor_options", {}))
+        if self.runtime_env:
+            actor.setdefault("runtime_env", dict(self.runtime_env))
+        if kind := self.accelerator_type:
+            of_all = (flags.tensor_parallel_size or 1) * (flags.data_parallel_size or 1)
+            of_all *= flags.pipeline_parallel_size or 1
+            count = of_all // num_processes(flags)
+            resources = dict(actor.get("resources", {}))
+            if kind.upper().startswith("TPU"):
+                resources.setdefault("TPU", count)
+            else:
+                actor.setdefault("num_gpus", count)
+            actor["resources"] = resources
+            actor.setdefault("accelerator_type", kind)
+        if num_processes(flags) > 1:
+            actor.setdefault("num_cpus", 1)  # as Ray has it for replicas
+        return actor
+
+    def _placement(self, flags: argparse.Namespace, actor: Mapping[str, Any]) -> dict[str, Any]:
+        """Ray's `placement_group_bundles` where an engine has several processes.
+
+        Raises:
+            ValidationError: names what does not fit their number.
+        """
+        given = self.deployment_config.get("placement_group_bundles")
+        count, devices = num_processes(flags), flags.tensor_parallel_size or 1
+        engines, stages = flags.data_parallel_size or 1, flags.pipeline_parallel_size or 1
+        if count == 1:
+            if given is not None and not (isinstance(given, (list, tuple)) and len(given) == 1):
+                allowed = "a list of one bundle: engine_kwargs.num_processes is 1"
+                raise ValidationError(BUNDLES, given, allowed)
+            return {}
+        beside = f"where num_processes is {count}"
+        for name, value, is_right, allowed in (
+            ("tensor_parallel_size", devices, devices % count == 0, f"a multiple of {count}"),
+            ("data_parallel_size", engines, engines == 1, "1"),
+            ("pipeline_parallel_size", stages, stages == 1, "1"),
+            ("isolate_engine", flags.isolate_engine, flags.isolate_engine, "true"),
+        ):
+            if not is_right:
+                raise ValidationError(f"engine_kwargs.{name}", value, f"{allowed} {beside}")
+        return {"placement_group_bundles": bundles_of(actor, count, given)}
 
     def _scaling(self) -> dict[str, Any] | None:
         """Ray's `autoscaling_config`, by our policy where it names none; None: it is not given."""
@@ -209,6 +247,12 @@ class LLMConfig:
         ours = {"policy_function": SCALING, "policy_kwargs": {"target_queued_tokens": most}}
         scaling.setdefault("policy", ours)
         return scaling
+
+
+def num_processes(flags: argparse.Namespace) -> int:
+    """Of an engine. Raises ValidationError: it can have no such number."""
+    count = 1 if flags.num_processes is None else flags.num_processes
+    return Integer(1, MOST_PROCESSES).checked("engine_kwargs.num_processes", count)
 
 
 def _check_text(field: str, value: Any) -> None:

@@ -208,6 +208,7 @@ class ChatTokenizeRequest(TemplateFields, ModelRequest):
     add_special_tokens: bool = False
     return_token_strs: bool | None = None
     tools: Any = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
     def rendered_tools(self) -> Sequence[Mapping[str, Any]]:
         """The tools as the template is given them. Raises ValidationError."""

@@ -20,6 +20,7 @@ from server.engine_route import EngineRoute
 from server.protocol.chat import PROMPT_IDS, ChatCompletionRequest
 from server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from server.reasoning.thought_counter import ThoughtCounter
+from server.request_checks import check_choices
 from server.tools.message import MessageReader
 
 ROLE = "assistant"
@@ -76,7 +77,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
 
     async def prepare(self) -> None:
         body, service = self.body, self.service
-        service.check_choices(body, 1)
+        check_choices(service, body, 1)
         self._tools = body.asked_tools()
         service.parsers.check(self._tools)
         self._readers: dict[int, MessageReader] = {}

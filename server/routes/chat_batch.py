@@ -13,6 +13,7 @@ from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.protocol.body_errors import by_patterns, renamed
 from server.protocol.chat import BatchChatRequest
+from server.request_checks import check_batch, check_choices, check_response
 from server.routes.chat import ChatCompletions
 from server.service import Service
 
@@ -32,8 +33,8 @@ class ChatBatch(ChatCompletions):
 
     async def prepare(self) -> None:
         service, count = self.service, len(self._batch.messages)
-        service.check_choices(self.body, count)
-        service.check_batch(count, "messages")
+        check_choices(service, self.body, count)
+        check_batch(service, count, "messages")
         self.check_room(count)
         for place, one in enumerate(self._batch.conversations()):
             chat = ChatCompletions(service, one, self._request)
@@ -42,8 +43,8 @@ class ChatBatch(ChatCompletions):
                 await chat.check_and_prepare()
             chat.body.forget_prompt()
             self.requests += chat.requests
-            service.check_batch(len(self.requests), "messages", self._prompt_tokens)
-            service.check_response(self.body, self._prompt_tokens)
+            check_batch(service, len(self.requests), "messages", self._prompt_tokens)
+            check_response(service, self.body, self._prompt_tokens)
 
     def shown(self, completion: CompletionOutput) -> CompletionOutput:
         return completion

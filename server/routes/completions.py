@@ -15,6 +15,7 @@ from server.engine_route import EngineRoute
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.protocol.logprobs import Position, completion_logprobs, prompt_logprobs
 from server.protocol.responses import RepeatedList
+from server.request_checks import check_batch, check_choices
 
 
 async def create_completion(request: Request) -> Response:
@@ -33,8 +34,8 @@ class Completions(Answer[CompletionRequest]):
     async def prepare(self) -> None:
         body, service = self.body, self.service
         prompts = body.prompts()
-        service.check_choices(body, len(prompts))
-        service.check_batch(len(prompts), "prompt")
+        check_choices(service, body, len(prompts))
+        check_batch(service, len(prompts), "prompt")
         self.check_room(len(prompts))
         self._texts: list[str] = []  # of the prompts, for echo
         self._scored: dict[int, RepeatedList] = {}  # by prompt

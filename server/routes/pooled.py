@@ -20,6 +20,7 @@ from server.answers import QUICK_ENTRIES, check_complete, check_served
 from server.errors import ApiError
 from server.event_stream import merge, until_disconnect
 from server.protocol.body_errors import named
+from server.request_checks import check_batch
 from server.service import Service, client_of, engine_id, entry_of, queueing_of, response_id
 from server.whole_answer import whole_response
 
@@ -91,7 +92,7 @@ class Pooled(ABC):
         service, body, prepared = self.service, self.body, self._prepared
         params = body.pooling_params()
         count, prompts = self.tokens()
-        service.check_batch(count, self.field)
+        check_batch(service, count, self.field)
         client, turn = client_of(self.request), queueing_of(self.request, body)
         service.engine.check_room(turn.client, count - (entry_of(self.request) is not None))
         extras = body.prompt_extras() | {"cache_salt": service.cache_salt(client, body.cache_salt)}
@@ -101,7 +102,7 @@ class Pooled(ABC):
             name = engine_id(self.answer_id, len(prepared))
             prepared.append(await service.engine.prepare(given, params, name, turn))
             total += len(tokens)
-            service.check_batch(len(prepared), self.field, total)
+            check_batch(service, len(prepared), self.field, total)
             if client is not None:
                 client.used(len(tokens))
 

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from jaxserve.boundary.processor_kwargs import FIELD as PROCESSOR_KWARGS
+from jaxserve.client.images import image_data
 from jaxserve.client.input_processor import check_token_ids
 from jaxserve.errors import ValidationError
 from server.endpoint import given_body
@@ -39,7 +41,8 @@ async def tokenize(request: Request) -> Response:
                 images=images,
             )
             if images:
-                tokens = await service.with_places(tokens, images)
+                prompt = image_data(images) | {PROCESSOR_KWARGS: body.mm_processor_kwargs}
+                tokens = await service.engine.with_places(tokens, prompt)
         else:
             tokens = await service.encode(
                 body.prompt, add_special_tokens=body.add_special_tokens, field="prompt"

@@ -1,43 +1,14 @@
-"""Estimates of one model over several devices."""
+"""The table of estimates over several devices."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
-from benchmarks.scaling import ROWS, estimate, sent_bytes, table
-from jaxserve.models.config_reader import model_config_of
-from jaxserve.models.known_shapes import SHAPES
+from benchmarks.scaling import idle_share, table
 
 
-def test_more_devices_have_less_each_and_are_faster_on_one_host():
-    found = [estimate("llama-3-8b", "a100", devices) for devices in (1, 2)]
-    for fewer, more in pairwise(found):
-        assert more.weights == pytest.approx(fewer.weights / 2, rel=0.01)
-        assert fewer.seconds / 2 < more.seconds < fewer.seconds
-    assert (found[0].sums, found[0].sent, found[0].links) == (0, 0.0, 0.0)
-    assert found[1].sums == 2 * 32 + 1
-
-
-@pytest.mark.slow
-def test_what_does_not_fit_has_no_estimate():
-    assert estimate("llama-3-70b", "a100", 1) is None
-    assert estimate("llama-3-405b", "a100", 8) is None
-
-
-@pytest.mark.slow
-def test_sums_over_gpus_of_two_hosts_go_over_the_slower_link():
-    inside, outside = (estimate("llama-3-70b", "h200", devices) for devices in (8, 16))
-    assert outside.links > 3 * inside.links
-    inside, outside = (estimate("llama-3-70b", "tpu-v6e", devices) for devices in (8, 16))
-    assert outside.links < 1.5 * inside.links
-
-
-def test_two_devices_send_half_of_each_sum_twice():
-    model = model_config_of(SHAPES["llama-3-8b"])
-    sums = 65 * ROWS * 4096 * 2
-    assert sent_bytes(model, 2) == sums + ROWS * 128256 * 4 / 4
+def test_as_many_steps_as_stages_leave_none_idle():
+    assert [idle_share(steps, 4) for steps in (1, 3, 4, 9)] == [0.75, 0.25, 0.0, 0.0]
 
 
 @pytest.mark.slow

@@ -11,6 +11,9 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from jaxserve import LLM, EngineConfig, SamplingParams
 from jaxserve.errors import EngineDeadError
 from jaxserve.loading.follower import Follower
@@ -27,6 +30,7 @@ SMALL = {
     "num_pages": 14,
     "compile_ahead": 1,
     "compile_in_background": False,
+    "max_encoder_patches": 1,
 }
 PARAMS = (
     SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2),
@@ -35,7 +39,8 @@ PARAMS = (
 
 
 def answers(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
-    """Tokens of requests that are preempted, forked, found in the cache, and after a sleep."""
+    """Tokens of requests that are preempted, forked, found in the cache, of a picture, and after
+    a sleep."""
     found: dict[str, Any] = {}
     for name, params in zip(("greedy", "sampled"), PARAMS, strict=True):
         made = llm.generate(prompts, params, use_tqdm=False)
@@ -43,6 +48,11 @@ def answers(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
     given: list[Any] = [{"prompt_token_ids": prompts[0]}]
     beams = llm.beam_search(given, BeamSearchParams(2, 6, ignore_eos=True))
     found["beams"] = [list(one.tokens) for one in beams[0].sequences]
+    picture = Image.fromarray((np.arange(30 * 40 * 3) % 251).astype(np.uint8).reshape(30, 40, 3))
+    place = llm.client.model_config.images.token_id
+    shown = {"prompt_token_ids": [3, place, 5], "multi_modal_data": {"image": [picture]}}
+    (made_of_it,) = llm.generate([shown], PARAMS[0], use_tqdm=False)
+    found["image"] = list(made_of_it.outputs[0].token_ids)
     llm.sleep(level=1)
     llm.wake_up()
     again = llm.generate(prompts, PARAMS[0], use_tqdm=False)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks.determinism.requests import Asked, Told, difference
-from benchmarks.determinism.schedules import SETTINGS, Arrival, drawn, run
+from benchmarks.determinism.schedules import SETTINGS, Arrival, drawn, fitting, run
 from benchmarks.determinism.serving import asked_and_alone, deterministic_engine
 from checkpoints import bundled_model_path
 from jaxserve import LLM, EngineConfig, PoolingParams, SamplingParams
@@ -30,7 +30,7 @@ from tests.quantized_models import CASES as QUANTIZED
 from tests.quantized_models import quantize_folder
 
 MODEL = str(bundled_model_path())
-SCHEDULES = 100  # of a case; a share of the slow tests has one at least
+SCHEDULES = 300  # of a case, of which there are as many as shares of the slow tests
 REQUESTS = 64
 MOST = 12  # requests of a schedule
 
@@ -59,10 +59,35 @@ def test_what_it_rules_out_is_refused_by_name(settings: dict[str, Any], named: s
     EngineConfig(model=MODEL, **settings)
 
 
-@pytest.mark.parametrize("platform", ["gpu", "cuda", "tpu"])
-def test_devices_without_such_kernels_are_refused(platform: str) -> None:
-    with pytest.raises(ValidationError, match=f"deterministic=True.*platform {platform}: products"):
-        check_device(platform, "bfloat16")
+@pytest.mark.parametrize(
+    ("platform", "dtype", "settings", "named"),
+    [
+        ("rocm", "bfloat16", {}, "deterministic=True"),
+        ("tpu", "float32", {}, "dtype='float32'"),
+        ("gpu", "bfloat16", {"is_sparse": True}, "deterministic=True.*experts"),
+        ("gpu", "bfloat16", {"quantization": "int8"}, "quantization='int8'"),
+        ("gpu", "bfloat16", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8'"),
+        ("tpu", "bfloat16", {"limit_mm_per_prompt": 2}, "limit_mm_per_prompt=2"),
+    ],
+)
+def test_what_was_not_read_of_other_devices_is_refused_by_name(
+    platform: str, dtype: str, settings: dict[str, Any], named: str
+) -> None:
+    def check(dtype: str, is_sparse: bool = False, **settings: Any) -> None:
+        config = EngineConfig(model=MODEL, deterministic=True, **settings)
+        check_device(
+            config,
+            platform,
+            dtype,
+            is_quantized=config.quantization is not None,
+            is_sparse=is_sparse,
+            reads_images=bool(config.limit_mm_per_prompt),
+        )
+
+    with pytest.raises(ValidationError, match=f"{named}.*on platform {platform}"):
+        check(dtype, **settings)
+    if platform != "rocm":
+        check("bfloat16")
 
 
 def test_an_engine_refuses_before_it_loads() -> None:
@@ -87,8 +112,9 @@ def known(dtype: str) -> Known:
 def wrong(engine: LLM, known: Known, count: int, seed: int) -> list[str]:
     """What differs in so many schedules."""
     rng, found = random.Random(seed), []
+    served = fitting(known.requests, engine.config.scheduler.max_model_len)
     for _ in range(count):
-        arrivals = drawn(rng, len(known.requests), MOST)
+        arrivals = drawn(rng, served, MOST)
         if rng.random() < 0.3:
             engine.reset_prefix_cache()
         for place, answer in run(engine, known.requests, arrivals).answers.items():
@@ -100,10 +126,11 @@ def wrong(engine: LLM, known: Known, count: int, seed: int) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_random_schedules(dtype: str, known: Known, settings: str) -> None:
+def test_random_schedules(dtype: str, known: Known, settings: str, seed: int) -> None:
     with deterministic_engine(MODEL, dtype, **SETTINGS[settings]) as engine:
-        assert not wrong(engine, known, SCHEDULES, seed=len(settings))
+        assert not wrong(engine, known, SCHEDULES, seed)
 
 
 @pytest.mark.slow

@@ -115,6 +115,8 @@ def test_an_image_is_encoded_once_and_a_text_before_others_is_found(
     llm.reset_mm_cache()
     check(llm, oracle, [given[2]])
     assert encoder(llm).num_encoded == encoded + 3
+    told = llm.memory_report()
+    assert told["mm_cache_queries"] - told["mm_cache_hits"] == encoded + 3
 
 
 def test_text_goes_on_while_an_image_is_encoded_and_what_was_aborted_is_not(

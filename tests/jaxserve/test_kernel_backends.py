@@ -45,10 +45,8 @@ HOPPER_CONFIG = {
 XLA = Backends(decode="xla", prefill="xla", write_kv="xla", reason="the oracle")
 
 
-def served(
-    model: str, backends: Backends, requests: dict[int, SamplingParams], **settings
-) -> Iterator[RequestOutput]:
-    """Serves random prompts of the given lengths, chunked, batched and decoded side by side."""
+def loaded(model: str, backends: Backends, **settings: Any) -> LocalClient:
+    """An engine on these kernels."""
     config = EngineConfig(
         model=model,
         skip_tokenizer_init=True,
@@ -62,14 +60,26 @@ def served(
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine_plan, "backends_for", lambda *facts, **integers: backends)
-        client = LocalClient(load_engine(config))
-    rng = random.Random(0)
+        return LocalClient(load_engine(config))
+
+
+def served(
+    model: str, backends: Backends, requests: dict[int, SamplingParams], **settings: Any
+) -> Iterator[RequestOutput]:
+    """Serves random prompts of the given lengths, chunked, batched and decoded side by side."""
+    client = loaded(model, backends, **settings)
+    yield from answered(client, requests)
+    client.close()
+
+
+def answered(client: LocalClient, requests: dict[int, SamplingParams]) -> Iterator[RequestOutput]:
+    """What an engine answers; a prompt follows from its length."""
     for length, params in requests.items():
+        rng = random.Random(length)
         prompt = [rng.randrange(3, client.model_config.vocab_size) for _ in range(length)]
         client.add(client.prepare(prompt, params, str(length)))
     while client.has_work:
         yield from (output for output in client.outputs() if output.finished)
-    client.close()
 
 
 def tokens(model: str, backends: Backends, **sampling: float) -> dict[str, list[int]]:
@@ -170,10 +180,11 @@ def test_heads_of_256_may_be_two_rows_of_the_pool(name, model_folder):
 
 
 @pytest.mark.slow
-def test_tokens_of_a_sparse_model_are_those_of_plain_xla(model_folder):
-    model = str(model_folder("qwen3_moe"))
-    experts = replace(XLA, **FUSED, experts="triton", route=("triton", "xla"), interpret=True)
-    assert tokens(model, experts) == tokens(model, XLA)
+@pytest.mark.parametrize("case", ["qwen3_moe", "gemma3"])
+def test_tokens_of_experts_and_norms_on_both_sides_are_those_of_plain_xla(case, model_folder):
+    model = str(model_folder(case))
+    kernels = replace(XLA, **FUSED, experts="triton", route=("triton", "xla"), interpret=True)
+    assert tokens(model, kernels) == tokens(model, XLA)
 
 
 @pytest.mark.slow
@@ -183,6 +194,24 @@ def test_filtered_tokens_are_those_of_plain_xla(float32_model):
     want = tokens(float32_model, XLA, **sampling)
     assert tokens(float32_model, kernel, **sampling) == want
     assert want != tokens(float32_model, XLA, **{**sampling, "top_k": 1})
+
+
+@pytest.mark.slow
+def test_in_one_program_a_request_has_the_same_bits_in_any_company(float32_model):
+    """As deterministic engines of GPUs and TPUs have it; the products are those of a CPU."""
+    plain = {"rotate_and_write": None, "residual_norm": None, "linear": "native"}
+    backends = replace(BACKENDS["triton"], **plain, row_invariant=True)
+    client = loaded(float32_model, backends, max_num_seqs=4, deterministic=True)
+    assert len(client.engine.runner.programs.wanted) == 1
+    sampling = {"max_tokens": 6, "ignore_eos": True, "logprobs": 3, "temperature": 0.9}
+    requests = {n: SamplingParams(**sampling, seed=n) for n in (5, 40, 1, 17, 33)}
+    together = [*answered(client, requests)]
+    assert len(together) == len(requests)
+    for one in together:
+        client.reset_prefix_cache()
+        (alone,) = answered(client, {int(one.request_id): requests[int(one.request_id)]})
+        assert alone.outputs == one.outputs
+    client.close()
 
 
 @pytest.mark.slow

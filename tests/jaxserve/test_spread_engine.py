@@ -1,4 +1,5 @@
-"""Engines with quantised weights and few KV heads, over 2, 4 and 8 fake devices and on one."""
+"""Engines over 2, 4 and 8 fake devices and on one: few KV heads, quantised weights and pages,
+experts, tiers, the prefix cache, beams."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ SIZES = {
 }
 
 
-def answers(folder: Path, quantization: str, *devices: str) -> dict[str, Any]:
+def answers(folder: Path, settings: dict[str, Any], *places: str) -> dict[str, Any]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     prompts = json.dumps(oracle.prompts(3, VOCAB_SIZE, 30, seed=5))
-    words = ["-m", "tests.jaxserve.spread_engine", str(folder), quantization, prompts, *devices]
+    words = [str(folder), json.dumps(settings), prompts, *places]
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, "-m", "tests.jaxserve.spread_engine", *words],
         cwd=ROOT,
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
         capture_output=True,
@@ -45,19 +46,19 @@ def answers(folder: Path, quantization: str, *devices: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "quantization", "devices"),
+    ("case", "settings", "places"),
     [
-        ("llama_gqa", "int4", ("2", "4", "8")),
-        ("llama_gqa", "", ("8",)),
-        ("qwen3_moe", "int4", ("2", "8")),
+        ("llama_gqa", {"quantization": "int4"}, ("2", "8:native")),
+        ("llama_gqa", {"kv_cache_dtype": "int8", "kv_offloading_size": 0.01}, ("4:native",)),
+        ("qwen3_moe", {"quantization": "int4"}, ("2:native", "8")),
     ],
 )
 def test_tokens_are_those_of_one_device(
-    case: str, quantization: str, devices: tuple[str, ...], model_folder: Any
+    case: str, settings: dict[str, Any], places: tuple[str, ...], model_folder: Any
 ) -> None:
     sizes = SIZES | ({"moe_intermediate_size": 1024} if case == "qwen3_moe" else {})
-    found = answers(model_folder(case, **sizes), quantization, *devices)
-    assert [tokens for tokens, _ in found.values()] == [found["1"][0]] * (1 + len(devices))
+    found = answers(model_folder(case, **sizes), settings, *places)
+    assert [tokens for tokens, _ in found.values()] == [found["1"][0]] * (1 + len(places))
 
 
 @pytest.mark.slow
@@ -67,9 +68,9 @@ def test_activations_are_rounded_on_each_device(model_folder: Any) -> None:
     Measured on this model: 0.10 and 0.12 at the most, where those of one device are up to 0.14 from
     the model's that is not quantised. A wrong scale would be far off.
     """
-    found = answers(model_folder("llama_gqa", **SIZES), "int8", "2", "8")
-    for devices in ("2", "8"):
-        for one, other in zip(found["1"][1], found[devices][1], strict=True):
+    found = answers(model_folder("llama_gqa", **SIZES), {"quantization": "int8"}, "2", "8:native")
+    for place in ("2", "8:native"):
+        for one, other in zip(found["1"][1], found[place][1], strict=True):
             shared = one.keys() & other.keys()
             assert len(shared) >= 2
             assert max(abs(one[token] - other[token]) for token in shared) < 0.2

@@ -93,20 +93,21 @@ def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypa
     assert state.reason in backends.reason
 
 
-def test_a_cpu_with_avx2_alone_multiplies_float32_by_xla(monkeypatch):
+def test_a_cpu_with_avx2_alone_widens_by_xla(monkeypatch):
+    """Quantised weights that are not multiplied as integers."""
     state = Availability(True, "native code for AVX2")
     features = frozenset({"avx2", "fma"})
     monkeypatch.setattr("pallas_kernels.backends.native.availability", lambda: state)
     monkeypatch.setattr("pallas_kernels.native.build.cpu_features", lambda: features)
-    backends = choose_backends("cpu", "cpu", AttentionShape(query_dtype=jnp.dtype("bfloat16")))
-    assert (backends.decode, backends.prefill, backends.linear) == ("native",) * 3
-    wide = AttentionShape(query_dtype=jnp.dtype("float32"))
-    backends = choose_backends("cpu", "cpu", wide)
-    assert (backends.decode, backends.prefill, backends.linear) == ("native", "native", "xla")
+    for dtype in ("bfloat16", "float32"):
+        shape = AttentionShape(query_dtype=jnp.dtype(dtype))
+        backends = choose_backends("cpu", "cpu", shape)
+        assert (backends.decode, backends.prefill, backends.linear) == ("native",) * 3
+        assert choose_backends("cpu", "cpu", shape, integers=True).linear == "native"
+    backends = choose_backends("cpu", "cpu", integers=False)
+    assert backends.linear == "xla"
     assert "without AVX512" in backends.reason
-    require_backend("linear", "native", "cpu", "cpu", wide)
-    assert choose_backends("cpu", "cpu", wide, integers=True).linear == "native"
-    assert choose_backends("cpu", "cpu", integers=False).linear == "xla"
+    require_backend("linear", "native", "cpu", "cpu", shape)
 
 
 def test_a_cpu_without_avx2_runs_xla_unless_told_otherwise(monkeypatch):
@@ -182,13 +183,16 @@ def test_gpus_with_triton_run_the_fused_kernels_of_a_layer(kind):
     backends = choose_backends(kind, "gpu", replace(covered, pool_dtype=jnp.dtype("int8")))
     assert (backends.rotate_and_write, backends.residual_norm) == (None, "triton")
     backends = choose_backends(kind, "gpu", covered)
-    assert backends.sharded() == backends
+    assert backends.sharded(whole_blocks=False) == backends
 
 
-def test_several_cpus_leave_their_linear_layers_to_xla():
-    sharded = choose_backends("cpu", "cpu").sharded()
+def test_several_cpus_keep_native_linear_layers_where_parts_are_whole_blocks():
+    chosen = choose_backends("cpu", "cpu")
+    assert chosen.sharded(whole_blocks=True) == chosen
+    native = replace(chosen, linear="native")
+    sharded = native.sharded(whole_blocks=False)
     assert (sharded.linear, sharded.experts, sharded.matmul) == ("xla", "xla", ("xla",))
-    assert "sharded linear layers run on xla" in sharded.reason
+    assert "are no whole blocks" in sharded.reason
 
 
 def test_other_devices_have_no_fused_kernels():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -33,16 +34,17 @@ class Server:
     url: str
     lines: list[str]
     saw_loading: bool
+    verify: ssl.SSLContext | bool = True
 
     def health(self) -> int:
-        return httpx.get(f"{self.url}/health").status_code
+        return httpx.get(f"{self.url}/health", verify=self.verify).status_code
 
     def running(self) -> float:
         """The gauge of requests that own a slot."""
         return self.gauge("num_requests_running")
 
     def gauge(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", verify=self.verify).text
         for family in text_string_to_metric_families(text):
             if family.name == f"jaxserve:{name}":
                 return family.samples[0].value
@@ -57,10 +59,10 @@ class Server:
             time.sleep(0.05)
 
 
-def start(*flags: str) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start `python -m server`; its output is collected line by line."""
+def start(*flags: str, module: str = "server") -> tuple[subprocess.Popen[str], list[str]]:
+    """Start a server as `python -m MODULE`; its output is collected line by line."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "server", *flags],
+        [sys.executable, "-m", module, *flags],
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
@@ -111,11 +113,21 @@ def running_server(max_queue_wait: str = "none", *more: str) -> Iterator[Server]
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[Server]:
-    """A healthy server with these flags; killed at the end."""
+def serving(*flags: str, module: str = "server", certificate: str = "") -> Iterator[Server]:
+    """A healthy server with these flags; killed at the end.
+
+    Args:
+        flags: of `jaxserve serve`.
+        module: that is run.
+        certificate: its file, where they make the server speak TLS.
+    """
     port = free_port()
-    process, lines = start(*flags, "--port", str(port))
-    found = Server(process, f"http://127.0.0.1:{port}", lines, saw_loading=False)
+    process, lines = start(*flags, "--port", str(port), module=module)
+    url = f"http://127.0.0.1:{port}"
+    verify: ssl.SSLContext | bool = True
+    if certificate:
+        url, verify = f"https://localhost:{port}", ssl.create_default_context(cafile=certificate)
+    found = Server(process, url, lines, False, verify)
     try:
         deadline = time.monotonic() + STARTUP_S
         while time.monotonic() < deadline and process.poll() is None:

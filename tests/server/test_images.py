@@ -72,6 +72,10 @@ def test_images_in_sizes_of_their_own(tmp_path: Path) -> None:
     with serving(*flags, "--num-pages", "21") as server:  # too few for what comes at once
         found = ask(server, "/tokenize", turns).json()
         assert found["tokens"].count(IMAGE) == sum(counts)
+        fewer = {"mm_processor_kwargs": {"max_pixels": 8 * 16}}
+        smaller = ask(server, "/tokenize", turns, **fewer).json()["count"]
+        usage = chat(server, turns, **fewer | {"max_tokens": 1}).json()["usage"]
+        assert usage["prompt_tokens"] == smaller < found["count"]
         wanted, _ = oracle.greedy(bare(found["tokens"], counts), images, 60)
         with ThreadPoolExecutor() as pool:
             twice = {"n": 2, "temperature": 1, "top_k": 1}  # greedy has no n

@@ -72,11 +72,13 @@ def wait_for_both(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_is_killed_under_load_and_nobody_gets_a_wrong_answer() -> None:
+def test_engines_are_killed_under_load_and_nobody_gets_a_wrong_answer() -> None:
     with running_server() as server:
         expected = answers(server)
+    begun = time.monotonic()
     with running_server(*TWO) as server:
         wait_for_both(server)
+        start_s = time.monotonic() - begun
         first = engine_pids(server)
         assert len(first) == 2
         if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1:
@@ -109,6 +111,21 @@ def test_an_engine_is_killed_under_load_and_nobody_gets_a_wrong_answer() -> None
         assert answers(server) == expected
         after = by_engine(server, "prompt_tokens_total")
         assert all(after[one] > before[one] for one in ("0", "1")), "it is back"
+        found.clear()
+        thread = threading.Thread(target=lambda: found.append(answers(server)))
+        thread.start()
+        while min(by_engine(server, "num_requests_running").values()) < 2:
+            time.sleep(0.01)
+        killed = time.monotonic()
+        for pid in engine_pids(server):
+            os.kill(pid, signal.SIGKILL)
+        while server.health() == 200:
+            assert time.monotonic() < killed + 10, "nobody serves, and it is told"
+        while server.health() == 503:
+            assert time.monotonic() < killed + start_s + 5, (start_s, "".join(server.lines))
+            time.sleep(0.05)
+        thread.join()
+        assert found == [expected], "those of both went on"
         server.wait_until_idle()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0

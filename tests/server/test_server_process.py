@@ -6,23 +6,32 @@ import argparse
 import asyncio
 import gc
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import uvicorn
 
+from jaxserve.errors import JaxServeError
 from server import process_settings
 from server.client_limits import Limits
 from server.descriptors import Descriptors
 from server.process_settings import workers_of
 from server.server_process import _Server
-from server.service import Service
+from server.service import NO_PARSERS, Service
 from tests.server.fake_engine import FakeEngine
 
 
-def made(engine: FakeEngine, descriptors: Descriptors, num_workers: int | None = None) -> _Server:
+def made(
+    engine: FakeEngine,
+    descriptors: Descriptors,
+    num_workers: int | None = None,
+    others: Sequence[FakeEngine] = (),
+) -> _Server:
     args = argparse.Namespace(shutdown_timeout=0.0, log_format="json", num_workers=num_workers)
     service = Service(engine, Limits(max_connections=50))  # type: ignore[arg-type]
+    for other in others:
+        service.add_model(other, NO_PARSERS)  # type: ignore[arg-type]
     return _Server(uvicorn.Config("none"), args, service, descriptors, "http://127.0.0.1")
 
 
@@ -88,3 +97,26 @@ def test_workers_are_at_most_the_cores(monkeypatch: pytest.MonkeyPatch, caplog: 
     monkeypatch.setattr(process_settings, "usable_cpus", lambda: 3.5)
     assert [workers_of(asked) for asked in (None, 2, 3)] == [None, 2, 3] and not caplog.text
     assert workers_of(8) == 3 and "--num-workers 8 is lowered to 3, the cores" in caplog.text
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_several_models_let_in_requests_once_all_have_loaded(
+    loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a start that fails has cut off no answer of a model that was loaded before."""
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    first, other = FakeEngine(), FakeEngine(served_model_name=("b",))
+    server = made(first, Descriptors(), others=(other,))
+    services = server._service.models
+    other.start = lambda: None  # type: ignore[attr-defined]
+
+    async def wait_ready() -> None:
+        assert [one.unready() is None for one in services] == [False, False]
+        if not loads:
+            raise JaxServeError("it does not fit")
+        first.is_draining = True  # so that nothing watches on
+
+    other.wait_ready = wait_ready  # type: ignore[method-assign]
+    asyncio.run(server._announce())
+    assert server.exit_code == (0 if loads else 1)
+    assert [one.is_held for one in services] == [not loads, not loads]

@@ -1,19 +1,23 @@
-"""One engine as two server processes of two devices each: a loss is repaired, both end together."""
+"""One engine as two server processes of two devices each, as Slurm would start them: a loss is
+repaired, both end together."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkpoints import bundled_model_path
-from jaxserve.processes.network import free_port
+from jaxserve.config.several_processes import address_of
+from jaxserve.processes.launchers import launched
 from tests.server.server_process import httpx, serving, start
 
 BODY = {"model": "tiny", "prompt": "Once upon a time", "temperature": 0.8, "seed": 3}
@@ -39,19 +43,35 @@ def until(done: Callable[[], Any], lines: list[str], seconds: float = 120) -> No
         time.sleep(0.1)
 
 
+def step_of_slurm() -> dict[str, str]:
+    """The variables of a step of two tasks, whose port of process 0 is free here."""
+    names = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST")
+    variables = dict(zip(names, ("0", "0", "localhost,elsewhere"), strict=True))
+    variables |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
+    for job in range(os.getpid(), os.getpid() + 100):
+        place = launched(variables | {"SLURM_JOB_ID": str(job)})
+        assert place is not None and place.coordinator is not None
+        with suppress(OSError), socket.create_server(address_of(place.coordinator)):
+            return variables | {"SLURM_JOB_ID": str(job)}
+    raise AssertionError("no port is free")
+
+
 @pytest.mark.slow
 def test_a_lost_process_is_replaced_and_all_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
     monkeypatch.setenv("XLA_FLAGS", flags)
+    for name, value in step_of_slurm().items():
+        monkeypatch.setenv(name, value)
     words = [
         *("--model", str(bundled_model_path()), "--served-model-name", "tiny"),
-        *("--num-processes", "2", "--tensor-parallel-size", "4", "--dtype", "float32"),
-        *("--coordinator", f"127.0.0.1:{free_port('127.0.0.1')}", "--linear-backend", "xla"),
+        *("--tensor-parallel-size", "4", "--dtype", "float32", "--linear-backend", "xla"),
         *("--max-num-seqs", "2", "--max-model-len", "256", "--max-num-batched-tokens", "16"),
         *("--compile-ahead", "1", "--num-pages", "40", "--load-format", "dummy"),
         *("--hf-overrides", '{"num_hidden_layers": 1}'),
     ]
-    other, lines = start(*words, "--process-id", "1")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    other, lines = start(*words)
+    monkeypatch.setenv("SLURM_PROCID", "0")
     try:
         with serving(*words) as server, ThreadPoolExecutor() as pool:
             first = f"jaxserve has the devices of process 1 of 2 for {bundled_model_path()}"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from server.app import create_app
 from server.commands.edge_flags import allowed_hosts
 from server.commands.socket_flags import add_socket_flags, check_socket_flags, listen_at, tls
 from server.connection import Connection
+from tests.server.certificate import make_certificate
 from tests.server.fake_engine import FakeEngine
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
@@ -50,15 +49,7 @@ def serving(listener: socket.socket, **settings: Any) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    key, made = str(folder / "key.pem"), str(folder / "cert.pem")
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    words += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext"]
-    words += ["subjectAltName=DNS:localhost", "-keyout", key, "-out", made]
-    subprocess.run(words, check=True, capture_output=True)
-    return key, made
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_tls_and_certificates_of_clients(certificate: tuple[str, str]) -> None:

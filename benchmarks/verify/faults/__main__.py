@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import resource
 import signal
@@ -30,7 +29,7 @@ from benchmarks.verify.faults import vanish
 from benchmarks.verify.faults.child import FILE_BYTES, MEMORY, PHASE_FILE, POISON
 from checkpoints import bundled_model_path
 from jaxserve.async_engine import AsyncEngine
-from jaxserve.bench.measure import environment
+from jaxserve.bench.measure import write_report
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError
 from jaxserve.isolation.process_client import ProcessClient
@@ -281,9 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ[PHASE_FILE] = str(Path(folder) / "phase")
         found = asyncio.run(run(options))
-    if options.output_json is not None:
-        report = {"faults": [asdict(one) for one in found], "environment": environment()}
-        options.output_json.write_text(json.dumps(report, indent=1))
+    write_report(options.output_json, faults=[asdict(one) for one in found])
     return int(any(one.wrong or one.cut or one.lost for one in found))
 
 

@@ -14,6 +14,7 @@ from benchmarks.verify.prove.gpu import compile_on_gpu
 from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
 from benchmarks.verify.prove.program import copied, counts
 from benchmarks.verify.prove.proof import Cost, Memory, Proof, Requirements, judge
+from benchmarks.verify.prove.row_order import out_of_order
 from benchmarks.verify.prove.tpu import compile_on_tpu, xla_cost
 
 
@@ -64,6 +65,7 @@ def prove(
     hlo = compiled.as_text()
     recomputed = count_recomputed(hlo)
     counted = counts(hlo, layers, launched)
+    unordered = out_of_order(hlo, kernels) if wanted.one_order else ()
     analysis = compiled.memory_analysis()
     memory = Memory(
         arguments=analysis.argument_size_in_bytes,
@@ -78,7 +80,10 @@ def prove(
         memory=memory,
         costs=tuple(costs),
         kernels=kernels,
-        failures=judge(kernels, memory, wanted, recomputed, counted, copied(hlo, wanted.quantized)),
+        failures=(
+            *judge(kernels, memory, wanted, recomputed, counted, copied(hlo, wanted.quantized)),
+            *unordered,
+        ),
         recomputed=recomputed,
         counts=counted,
     )

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from benchmarks.verify.prove.deviceless import environment
 from benchmarks.verify.prove.gpu_targets import compile_for, require_compiler
 from benchmarks.verify.prove.proof import KernelUse
+from benchmarks.verify.prove.row_order import atomics
 
 PTX_INSTRUCTIONS = {
     "wgmma": r"\bwgmma\.mma_async",  # matrix product of a warpgroup, Hopper
@@ -121,7 +122,8 @@ def mosaic_uses(folder: Path) -> Iterator[KernelUse]:
         requested[name] = max(requested.get(name, 0), int(asked.group(1)) if asked else 0)
     for ptx in sorted(folder.glob("*.ptx")):
         asked_for = requested[_unnumbered(ptx.stem)]
-        mix = instruction_mix(ptx.read_text())
+        text = ptx.read_text()
+        mix = instruction_mix(text)
         report = ptx.with_suffix(".ptxas").read_text()
         for name, (registers, spilled, fixed) in assembler_report(report).items():
             yield KernelUse(
@@ -132,6 +134,7 @@ def mosaic_uses(folder: Path) -> Iterator[KernelUse]:
                 fixed + asked_for,
                 instructions=mix,
                 remarks=remarks(report, name),
+                atomics=atomics(text),
             )
 
 
@@ -170,6 +173,7 @@ def xla_uses(folder: Path, own: set[str], architecture: str) -> Iterator[KernelU
                 shared=fixed + shared.get(name, 0),
                 instructions=instruction_mix(body),
                 remarks=remarks(report, name) if name in ours else (),
+                atomics=atomics(body),
             )
 
 

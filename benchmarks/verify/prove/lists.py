@@ -118,7 +118,7 @@ PROVED = (
     Proved("matmul", "mosaic_gpu", HOPPER_CHIPS, (
         ProofCase(Matmul(1)),
         ProofCase(Matmul(), quick=("h200",)),
-        ProofCase(Matmul(asymmetric=True)),
+        ProofCase(Matmul(scales="float16", asymmetric=True)),
         ProofCase(Matmul(16, 896, 9728, asymmetric=True)),
         ProofCase(Matmul(2048, 4864, 896)),
         ProofCase(Matmul(2048, group=32)),

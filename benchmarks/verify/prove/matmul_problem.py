@@ -22,7 +22,7 @@ def abstract_weight(problem: Matmul) -> Any:
         by_group = (inputs // problem.group, outputs)
         zeros = shape(by_group, jnp.uint8) if problem.asymmetric else None
         packed = shape((outputs, packed_columns(inputs)), jnp.uint16)
-        return weight(packed, shape(by_group, jnp.float32), zeros)
+        return weight(packed, shape(by_group, problem.scales), zeros)
     stored = jnp.int8 if problem.weight == "int8" else jnp.float8_e4m3fn
     grouped = problem.weight == "fp8 by group"
     scale = (inputs // FP8_GROUP, outputs) if grouped else (outputs,)

@@ -199,12 +199,16 @@ def _one_layer(
 
 
 def _sizes(shapes: str) -> list[int]:
-    """Bytes of each array of a type; types of four bytes and those that are not known count four,
-    but for eight bits of floating point."""
+    """Bytes of each array of a type that is in the device's memory, not in a TPU's own.
+
+    Types of four bytes and those that are not known count four, but for eight bits of floating
+    point.
+    """
     return [
         math.prod(map(int, filter(None, dims.split(","))))
         * ITEMSIZE.get(kind, 1 if kind.startswith("f8") else 4)
-        for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+        for kind, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shapes)
+        if "S(" not in layout
     ]
 
 
@@ -226,7 +230,9 @@ def _moved(hlo: str, kernels: list[_Instruction], entry: list[_Instruction]) -> 
     found = []
     for kernel in kernels:
         read = [types.get(name, "") for name in kernel.operands() if name not in given]
-        arrays = [size for shapes in (*read, kernel.type) for size in _sizes(shapes)]
+        # what begins to fetch has the type of what it fetches from as well
+        written = "" if _fetches(kernel) else kernel.type
+        arrays = [size for shapes in (*read, written) for size in _sizes(shapes)]
         found.append(
             0 if kernel.op == "while" else sum(size for size in arrays if size not in changed)
         )

@@ -28,6 +28,7 @@ class KernelUse:
         instructions: how often each kind of instruction stands in the PTX. In a TPU kernel's
             module only presence can be seen: 1.
         remarks: of the assembler, that it gave up what the kernel was written for.
+        atomics: how often each atomic instruction stands in the PTX; a TPU has none.
         reused: assembled for an earlier program of this process, and judged with that: JAX 0.12
             assembles equal kernels once, so nothing else is known of it here.
     """
@@ -40,6 +41,7 @@ class KernelUse:
     vmem: int | None = None
     instructions: Mapping[str, int] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    atomics: Mapping[str, int] = field(default_factory=dict)
     reused: bool = False
 
 
@@ -98,6 +100,7 @@ class Requirements:
         registers: that a thread of this package's kernels may have; None is not judged.
         a_layer: kernels that one of the equal parts may launch; None for no limit.
         quantized: elements of the quantised weights on a device, of which no copy may be written.
+        one_order: whether each row has to be summed in one order, see `row_order`.
     """
 
     instructions: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +113,7 @@ class Requirements:
     registers: int | None = None
     a_layer: int | None = None
     quantized: frozenset[int] = frozenset()
+    one_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Matmul:
         dtype: type of the activations.
         weight: "int4", "int8", "fp8" or "fp8 by group", of 128 inputs.
         group: inputs that share a scale, of 4-bit weights.
+        scales: their type.
         asymmetric: whether groups of 4-bit weights have zero points.
         activations: "float", or the type that they are rounded to: "int8" or "fp8".
         shards: devices; 1.
@@ -90,6 +91,7 @@ class Matmul:
     dtype: str = "bfloat16"
     weight: str = "int4"
     group: int = 128
+    scales: str = "float32"
     asymmetric: bool = False
     activations: str = "float"
     shards: int = 1

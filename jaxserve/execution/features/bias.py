@@ -61,6 +61,9 @@ class Bias(Feature):
 
     def pack(self, inputs: BiasInputs, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         inputs.row[:] = np.iinfo(np.int32).max
+        inputs.token[:] = np.arange(
+            len(inputs.token)
+        )  # no place of those that are dropped is twice
         begin = 0
         for place, _, slot in rows:
             tokens, values = self._entries[slot]
@@ -71,7 +74,9 @@ class Bias(Feature):
             begin = end
 
     def logits(self, inputs: BiasInputs, rows: Rows, logits: jax.Array) -> jax.Array:
-        return logits.at[inputs.row, inputs.token].add(inputs.value, mode="drop")
+        # each place has one bias, so a GPU needs no atomics
+        places = logits.at[inputs.row, inputs.token]
+        return places.add(inputs.value, mode="drop", unique_indices=True)
 
     def cost(self, shape: StepShape) -> float:
         return 2.0 * shape.num_special * self.facts.vocab_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,31 +9,33 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.attention_block import Attention
-from jaxserve.models.decoder import Decoder
 from jaxserve.models.gemma2.config import GemmaConfig
 from jaxserve.models.linear import PLAIN_LINEAR, LinearForm
 from jaxserve.models.mlp import MLP
 from jaxserve.models.norms import OffsetRMSNorm
+from jaxserve.models.prenorm import PreNormDecoder
 from jaxserve.models.protocol import AtLayer, Cache
+from pallas_kernels.linear import Norm
+from pallas_kernels.quantized_matmul import Rows
 
 
 class GemmaBlock(nnx.Module):
     """Attention and MLP, each between two norms."""
 
-    def __init__(
-        self,
-        config: GemmaConfig,
-        dtype: Any,
-        form: LinearForm,
-        head_norms: Callable[[jax.Array], jax.Array] | None = None,
-    ):
+    def __init__(self, config: GemmaConfig, dtype: Any, form: LinearForm):
         def norm() -> OffsetRMSNorm:
             return OffsetRMSNorm(config.hidden_size, config.rms_norm_eps, dtype, form)
 
+        self.form = form
         self.input_norm, self.post_attention_norm = norm(), norm()
-        self.attention = Attention(config, dtype, form, head_norms)
+        self.attention = Attention(config, dtype, form, norm=OffsetRMSNorm)
         self.pre_feedforward_norm, self.post_feedforward_norm = norm(), norm()
         self.mlp = MLP(config, dtype, form)
+
+    @property
+    def behind(self) -> Norm:
+        """The norm of what `product` gives."""
+        return self.post_feedforward_norm.as_operand()
 
     def __call__(self, x: jax.Array, cache: Cache, at: AtLayer[Cache]) -> tuple[jax.Array, Cache]:
         """x [T, E] -> (x [T, E], cache)."""
@@ -43,11 +44,26 @@ class GemmaBlock(nnx.Module):
         out = self.mlp(x, at.rows, at.layer, norm=self.pre_feedforward_norm)
         return x + self.post_feedforward_norm(out), cache
 
+    def product(
+        self, x: jax.Array, normed: Rows, cache: Cache, at: AtLayer[Cache]
+    ) -> tuple[jax.Array, jax.Array, Cache]:
+        """As `PreNormBlock.product`."""
+        product, cache = self.attention.product(normed, cache, at)
+        norm, behind = self.pre_feedforward_norm, self.post_attention_norm
+        given = norm.as_operand(), self.mlp.rounding(x.dtype), behind.as_operand()
+        normed, x = self.form.residual_normed(x, product, *given)
+        return x, self.mlp.product(normed, at.rows, at.layer), cache
 
-class GemmaDecoder(Decoder):
+
+class GemmaDecoder(PreNormDecoder):
     """A decoder of such blocks, with scaled embeddings and bounded logits."""
 
     config: GemmaConfig
+
+    def __init__(self, config: GemmaConfig, dtype: str, form: LinearForm = PLAIN_LINEAR):
+        super().__init__(
+            config, dtype, form, lambda layer: GemmaBlock(config, dtype, form), OffsetRMSNorm
+        )
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Ids int32[T] -> [T, E]."""
@@ -62,8 +78,3 @@ class GemmaDecoder(Decoder):
 
 class Gemma2(GemmaDecoder):
     """Gemma 2."""
-
-    def __init__(self, config: GemmaConfig, dtype: str, form: LinearForm = PLAIN_LINEAR):
-        super().__init__(
-            config, dtype, form, lambda layer: GemmaBlock(config, dtype, form), OffsetRMSNorm
-        )

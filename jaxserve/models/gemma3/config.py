@@ -116,7 +116,7 @@ def read_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
         default_theta=LOCAL_THETA,
     )
     _tell_unused(architecture, "attn_logit_softcapping", fields["attention_soft_cap"])
-    return Gemma3Config(**fields | {"attention_soft_cap": None}, local_rope=rope)
+    return Gemma3Config(**fields | {"attention_soft_cap": None, "qk_norm": True}, local_rope=rope)
 
 
 def read_image_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from jaxserve.models.gemma2.model import GemmaBlock, GemmaDecoder
+from jaxserve.models.gemma2.model import GemmaDecoder
 from jaxserve.models.gemma3.config import Gemma3Config
-from jaxserve.models.linear import PLAIN_LINEAR, LinearForm
-from jaxserve.models.norms import HeadNorms, OffsetRMSNorm
 from jaxserve.models.protocol import Angles, TokenRows
 from jaxserve.models.rope import rope_tables
 
@@ -14,18 +12,6 @@ class Gemma3(GemmaDecoder):
     """Gemma 3."""
 
     config: Gemma3Config
-
-    def __init__(self, config: Gemma3Config, dtype: str, form: LinearForm = PLAIN_LINEAR):
-        def norm() -> OffsetRMSNorm:
-            return OffsetRMSNorm(config.head_dim, config.rms_norm_eps, dtype, form)
-
-        super().__init__(
-            config,
-            dtype,
-            form,
-            lambda layer: GemmaBlock(config, dtype, form, HeadNorms(norm(), norm())),
-            OffsetRMSNorm,
-        )
 
     def angles(self, rows: TokenRows) -> list[Angles]:
         """Rotary angles of each layer."""

@@ -189,7 +189,7 @@ JAXSERVE_HANDLER(rms_norm, "eps");
 JAXSERVE_HANDLER(grouped_linear, "gated", "path");
 JAXSERVE_HANDLER(paged_decode, "scale", "soft_cap", "window");
 JAXSERVE_HANDLER(paged_prefill, "scale", "soft_cap", "window", "row_invariant");
-JAXSERVE_HANDLER(split_rotate, "q_eps", "k_eps");
+JAXSERVE_HANDLER(split_rotate, "q_eps", "k_eps", "q_offset", "k_offset");
 JAXSERVE_HANDLER(write_kv);
 JAXSERVE_HANDLER(write_kv_scaled);
 

@@ -31,7 +31,7 @@ Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, In
 
 // pallas_kernels/rotary/native.py
 Refusal split_rotate(Threads& threads, Array qkv, Floats cos, Floats sin, Array q_norm, Array k_norm,
-                     Array q, Array k, Array v, float q_eps, float k_eps);
+                     Array q, Array k, Array v, float q_eps, float k_eps, bool q_offset, bool k_offset);
 
 // pallas_kernels/write_kv/native.py
 Refusal write_kv(Threads& threads, Array pages, Array k, Array v, Integers page_ids, Integers offsets,

@@ -133,27 +133,107 @@ inline void outer_products_of_floats(const LaneRows& x, int64_t group, const typ
   }
   for (int n = 0; n < ROWS; ++n) std::memcpy(&sums[first_row + n], acc[n], 64);
 }
+
+constexpr int64_t kFewestChunked = 3;   // groups; for fewer the copies of a weight cost more than they save
+constexpr int64_t kChunkWords = 128;  // of a row; those of a block and of a group stay in the first-level cache
+
+// Eight numbers as float32.
+inline __m256 widen_eight(const float* p) { return _mm256_loadu_ps(p); }
+inline __m256 widen_eight(const uint16_t* p) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+// A block's words [begin, end), of bfloat16 or float32, as float32[16 rows][elements of kChunkWords].
+template <class Weight>
+inline void widen_chunk(const Weight* block, int64_t depth, int64_t begin, int64_t end, const Weight* ahead,
+                        float* out) {
+  constexpr int64_t per_word = 4 / sizeof(Weight);
+  const int64_t count = (end - begin) * per_word;
+  for (int64_t n = 0; n < kBlockOutputs; ++n, out += kChunkWords * per_word) {
+    const int64_t first = n * depth + begin * per_word;
+    for (int64_t k = 0; k < count; k += 16 * per_word) {
+      if (ahead) __builtin_prefetch(ahead + first + k, 0, 2);
+      for (int64_t i = k; i < k + 16 * per_word; i += 8) {
+        _mm256_storeu_ps(out + i, widen_eight(block + first + i));
+      }
+    }
+  }
+}
+
+// sums[n] += `count` words of 16 rows of x . those of row n of a chunk, for ROWS rows.
+template <class Dot, int ROWS>
+[[gnu::noinline]] void chunk_products(const uint32_t* words, int64_t count, const float* chunk, F32x16* sums) {
+  constexpr int64_t per_word = 4 / sizeof(typename Dot::Weight), stride = kChunkWords * per_word;
+  __m256 acc[ROWS][2];
+#pragma GCC unroll 6
+  for (int n = 0; n < ROWS; ++n) {
+    const auto* from = reinterpret_cast<const float*>(sums + n);
+    acc[n][0] = _mm256_loadu_ps(from), acc[n][1] = _mm256_loadu_ps(from + 8);
+  }
+  const auto add = [&](__m256 first, __m256 second) {
+#pragma GCC unroll 6
+    for (int n = 0; n < ROWS; ++n) {
+      const __m256 weight = _mm256_broadcast_ss(chunk + n * stride);
+      acc[n][0] = _mm256_fmadd_ps(weight, first, acc[n][0]);
+      acc[n][1] = _mm256_fmadd_ps(weight, second, acc[n][1]);
+    }
+    ++chunk;
+  };
+  for (int64_t k = 0; k < count; ++k, words += kLanes) {
+    if constexpr (per_word == 2) {
+      add(Floats16(load_half(words)).first, Floats16(load_half(words + 8)).first);
+      add(Floats16(load_half(words)).second, Floats16(load_half(words + 8)).second);
+    } else {
+      const Floats16 lanes(reinterpret_cast<const float*>(words));
+      add(lanes.first, lanes.second);
+    }
+  }
+#pragma GCC unroll 6
+  for (int n = 0; n < ROWS; ++n) {
+    auto* to = reinterpret_cast<float*>(sums + n);
+    _mm256_storeu_ps(to, acc[n][0]), _mm256_storeu_ps(to + 8, acc[n][1]);
+  }
+}
 #endif
 
 // Sums of a block's 16 rows of the weight against groups of rows of x.
 template <class Dot>
 struct BlockProducts {
   using Weight = typename Dot::Weight;
-  using Sums = typename Dot::Sum[2][kBlockOutputs];
+  static constexpr int64_t most = JAXSERVE_PAIRS ? 8 : 2;  // groups at once
+  using Sums = typename Dot::Sum[most][kBlockOutputs];
 
   // Fills sums[g] for the groups first_group + g before `groups`, as many as it takes at once, and
   // returns their number.
   static int64_t run(const LaneRows& x, int64_t first_group, int64_t groups, const Weight* w,
                      int64_t depth, const Weight* ahead, Sums& sums) {
+    const int64_t left = groups - first_group;
 #if JAXSERVE_PAIRS && defined(__FMA__)
     if constexpr (!std::is_same_v<Dot, Int8Dot>) {
-      for (int row = 0; row < kBlockOutputs; row += 4) {
-        outer_products_of_floats<Dot>(x, first_group, w, depth, row, ahead, sums[0]);
+      if (left < kFewestChunked) {
+        for (int row = 0; row < kBlockOutputs; row += 4) {
+          outer_products_of_floats<Dot>(x, first_group, w, depth, row, ahead, sums[0]);
+        }
+        return 1;
       }
-      return 1;
+      const int64_t count = std::min(most, left);
+      std::memset(sums, 0, count * sizeof(sums[0]));
+      alignas(64) float chunk[kBlockOutputs * kChunkWords * 4 / sizeof(Weight)];
+      constexpr int64_t row = kChunkWords * 4 / sizeof(Weight);
+      for (int64_t begin = 0; begin < x.words; begin += kChunkWords) {
+        const int64_t end = std::min(begin + kChunkWords, x.words);
+        widen_chunk(w, depth, begin, end, ahead, chunk);
+        for (int64_t g = 0; g < count; ++g) {
+          const uint32_t* words = x.group(first_group + g) + begin * kLanes;
+          chunk_products<Dot, 6>(words, end - begin, chunk, sums[g]);
+          chunk_products<Dot, 5>(words, end - begin, chunk + 6 * row, sums[g] + 6);
+          chunk_products<Dot, 5>(words, end - begin, chunk + 11 * row, sums[g] + 11);
+        }
+      }
+      return count;
     }
 #endif
-    const int64_t left = groups - first_group;
     for (int row = 0; row < kBlockOutputs; row += 8) {
       if (left >= 2) {
         outer_products<Dot, 8, 2>(x, first_group, w, depth, row, ahead, sums);

@@ -12,7 +12,7 @@
 namespace jaxserve {
 
 constexpr int64_t kTaskBytes = 128 << 10;        // of weights that stay in the second-level cache
-constexpr int64_t kActivationBytes = 384 << 10;  // of x that stay in the second-level cache
+constexpr int64_t kActivationBytes = JAXSERVE_PAIRS ? 4 << 20 : 384 << 10;  // of x that pass a task's weights
 
 // Lane i of the result is lane first + i % period of v.
 template <class V>

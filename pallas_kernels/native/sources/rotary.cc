@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kTaskElements = 16 << 10;
 
 // The head's norm, as the model applies it to rows of its own type.
-void normalise(Element type, const char* weight, float eps, int64_t head_dim, float* row) {
+void normalise(Element type, const char* weight, float eps, bool offset, int64_t head_dim, float* row) {
   float sum = 0;
   for (int64_t d = 0; d < head_dim; ++d) sum += row[d] * row[d];
   const float factor = 1.0f / std::sqrt(sum / float(head_dim) + eps);
@@ -19,8 +19,8 @@ void normalise(Element type, const char* weight, float eps, int64_t head_dim, fl
     float w;
     widen_row(type, weight + d * element_size(type), 1, &w);
     float v = row[d] * factor;
-    if (type == Element::kBfloat16) v = bf16_to_float(float_to_bf16(v));
-    v *= w;
+    if (type == Element::kBfloat16 && !offset) v = bf16_to_float(float_to_bf16(v));
+    v *= offset ? 1.0f + w : w;
     row[d] = type == Element::kBfloat16 ? bf16_to_float(float_to_bf16(v)) : v;
   }
 }
@@ -28,7 +28,8 @@ void normalise(Element type, const char* weight, float eps, int64_t head_dim, fl
 }  // namespace
 
 Refusal split_rotate(Threads& threads, Array qkv, Floats cos, Floats sin, Array q_norm, Array k_norm,
-                     Array q, Array k, Array v, float q_eps, float k_eps) {
+                     Array q, Array k, Array v, float q_eps, float k_eps, bool q_offset,
+                     bool k_offset) {
   const auto* dims = qkv.dims;
   const auto type = qkv.element;
   if (qkv.rank != 4 || !type || element_size(*type) < 2) {
@@ -59,7 +60,9 @@ Refusal split_rotate(Threads& threads, Array qkv, Floats cos, Floats sin, Array 
           const bool query = part < group;
           widen_row(*type, x, head_dim, row);
           const char* weight = query ? q_weight : k_weight;
-          if (weight) normalise(*type, weight, query ? q_eps : k_eps, head_dim, row);
+          if (weight) {
+            normalise(*type, weight, query ? q_eps : k_eps, query ? q_offset : k_offset, head_dim, row);
+          }
           for (int64_t d = 0; d < half; ++d) {
             turned[d] = row[d] * c[d] - row[half + d] * s[d];
             turned[half + d] = row[half + d] * c[d] + row[d] * s[d];

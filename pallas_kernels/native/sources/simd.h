@@ -124,9 +124,24 @@ inline F32x16 widen_bf16(U16x16 x) { return (F32x16)(widen_words(x) << 16); }
 
 #if !defined(__AVX512BF16__)
 // Rounded to nearest even where 16 bits end; the lower bits are arbitrary.
-inline U32x16 rounded_bf16(F32x16 x) {
+[[gnu::always_inline]] inline U32x16 rounded_bf16(F32x16 x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  U32x16 rounded;
+  for (int half = 0; half < 2; ++half) {
+    const __m256 values = half_of(x, half);
+    const __m256i bits = _mm256_castps_si256(values);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+    const __m256i words = _mm256_blendv_epi8(up, quiet, is_nan);
+    std::memcpy(reinterpret_cast<char*>(&rounded) + half * 32, &words, 32);
+  }
+  return rounded;
+#else
   const U32x16 bits = (U32x16)x;
   return x != x ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1);
+#endif
 }
 #endif
 

@@ -1,12 +1,16 @@
-"""The columns of a block of keys of all heads: which token a row of the query sees in each, and the
-scales of 8-bit pages as factors of them.
+"""The columns of a block of keys of all heads: which token a row of the query sees in each, the
+products of all heads with the block, and the scales of 8-bit pages as factors of columns.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.pages import scales_of_pages
 from pallas_kernels.tpu_pages import LANES, PageView
@@ -33,6 +37,49 @@ def column_tokens(view: PageView, pages: int, heads: int, rows: int) -> np.ndarr
     # the scores of a head stand in the column of its first row
     seen = (own[:, None] * view.head_rows == head) & (part == 0)
     return np.where(seen, token, NEVER).astype(np.int32)
+
+
+def head_scores(
+    query: jax.Array,  # [H, D]
+    keys: jax.Array,  # [rows, D], or rows of a part of D
+    view: PageView,
+    precision: lax.Precision,
+) -> jax.Array:  # float32[H, rows]
+    """Scores of all heads; of a head that is several rows in the column of its first row."""
+    width, total = keys.shape[1], None
+    for n in range(view.head_rows):
+        part = lax.dot_general(
+            query[:, n * width : (n + 1) * width],
+            keys,
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+            precision=precision,
+        )
+        if total is None:
+            total = part
+        else:
+            total += pltpu.roll(part, keys.shape[0] - n * view.row_distance, 1)
+    assert total is not None
+    return total
+
+
+def weighted_values(
+    weights: jax.Array,  # float32[H, rows], those of a head at its first row
+    values: jax.Array,  # [rows, D], or rows of a part of D
+    view: PageView,
+    dtype: Any,
+    precision: lax.Precision,
+) -> jax.Array:  # float32[H, D]
+    """The sums of the values of all heads."""
+    parts = list[jax.Array]()
+    for n in range(view.head_rows):
+        moved = pltpu.roll(weights, n * view.row_distance, 1) if n else weights
+        parts.append(
+            jnp.dot(
+                moved.astype(dtype), values, preferred_element_type=jnp.float32, precision=precision
+            )
+        )
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
 def live_scales(

@@ -31,7 +31,13 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.queries import key_range
 from pallas_kernels.paged_attention.softmax import LOG2E, MASKED, base2_scores
-from pallas_kernels.paged_attention.tpu.columns import block_scales, column_tokens, times_columns
+from pallas_kernels.paged_attention.tpu.columns import (
+    block_scales,
+    column_tokens,
+    head_scores,
+    times_columns,
+    weighted_values,
+)
 from pallas_kernels.paged_attention.tpu.new_tokens import NewTokens
 from pallas_kernels.paged_attention.tpu.queries import Queries, query_block, stacked
 from pallas_kernels.paged_attention.tpu.ring import (
@@ -47,49 +53,6 @@ from pallas_kernels.tpu_pages import LANES, TILE_ROWS, PageView
 
 # an online softmax of some rows: the highest score, the sum, and the sum of weighted values
 Rows = tuple[jax.Array, jax.Array, jax.Array]  # float32 [rows, 1], [rows, 1], [rows, D]
-
-
-def _scores(
-    query: jax.Array,  # [H, D]
-    keys: jax.Array,  # [rows, D], or rows of a part of D
-    view: PageView,
-    precision: lax.Precision,
-) -> jax.Array:  # float32[H, rows]
-    """Scores of all heads; of a head that is several rows in the column of its first row."""
-    width, total = keys.shape[1], None
-    for n in range(view.head_rows):
-        part = lax.dot_general(
-            query[:, n * width : (n + 1) * width],
-            keys,
-            (((1,), (1,)), ((), ())),
-            preferred_element_type=jnp.float32,
-            precision=precision,
-        )
-        if total is None:
-            total = part
-        else:
-            total += pltpu.roll(part, keys.shape[0] - n * view.row_distance, 1)
-    assert total is not None
-    return total
-
-
-def _weighted(
-    weights: jax.Array,  # float32[H, rows], those of a head at its first row
-    values: jax.Array,  # [rows, D], or rows of a part of D
-    view: PageView,
-    dtype: Any,
-    precision: lax.Precision,
-) -> jax.Array:  # float32[H, D]
-    """The sums of the values of all heads."""
-    parts = list[jax.Array]()
-    for n in range(view.head_rows):
-        moved = pltpu.roll(weights, n * view.row_distance, 1) if n else weights
-        parts.append(
-            jnp.dot(
-                moved.astype(dtype), values, preferred_element_type=jnp.float32, precision=precision
-            )
-        )
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
 def _kernel(
@@ -155,7 +118,7 @@ def _kernel(
         highest, total, acc = carry
         pages = held.at[stage]
         keys = view.rows_of(pages, 0).astype(dtype)
-        scores = _scores(of_slot.of(query, chunk), keys, view, precision)
+        scores = head_scores(of_slot.of(query, chunk), keys, view, precision)
         if by_token:
             scores = times_columns(scores, held_scales[stage, 0])
         scores = scaled(scores)
@@ -179,7 +142,7 @@ def _kernel(
         if by_token:
             weights = times_columns(weights, held_scales[stage, 1])
         values = keys if not view.separate else view.rows_of(pages, 1).astype(dtype)
-        added = _weighted(weights, values, view, dtype, precision)
+        added = weighted_values(weights, values, view, dtype, precision)
         return rising, total, acc * decay + added
 
     highest = sinks[:, :1]

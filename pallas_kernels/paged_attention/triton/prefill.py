@@ -87,7 +87,9 @@ def _kernel(
     block: int,
     page_size: int,
     kv_heads: int,
+    row_invariant: bool,
 ) -> None:
+    # with `row_invariant` all blocks have masks: around a mask the compiler rounds elsewhere
     q, dtype = given.q, compute_dtype(given.pages.kv.dtype, given.q.dtype)
     kv_head, item = pl.program_id(0), pl.program_id(1)
     group, head_dim = q.shape[1] // kv_heads, q.shape[2]
@@ -118,7 +120,7 @@ def _kernel(
     softmax = empty_softmax(rows, columns.shape[0], sinks)
     begin = lax.div(first_key, jnp.int32(block))
     end = lax.div(keys + (block - 1), jnp.int32(block))
-    if options.window is None:
+    if options.window is None and not row_invariant:
         # the first row sees first_position + 1 keys, and every other row sees these too
         whole = jnp.minimum(lax.div(first_position + 1, jnp.int32(block)), end)
         softmax = attend(softmax, (begin, whole), position=None, masked=False)
@@ -170,6 +172,7 @@ def prefill(
             kv_heads=kv_heads,
             rows=rows,
             block=block,
+            row_invariant=options.row_invariant,
         ),
         out_shape=result_like(q, q.shape, q.dtype),
         grid=(kv_heads, work.shape[0]),

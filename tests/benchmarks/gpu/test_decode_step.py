@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.gpu import decode_step
 from benchmarks.gpu.decode_step import Case, SampledItem
-from benchmarks.gpu.engine import TINY, compiling_with, make_llm
+from benchmarks.gpu.engine import compiling_with, make_llm
 from benchmarks.gpu.engine_kinds import KINDS
-from benchmarks.model_shapes import write_config
+from benchmarks.model_shapes import TINY, write_config
 from jaxserve.execution import runner
 from jaxserve.execution.features import FAST, FULL_DECODE
 from jaxserve.execution.programs import ProgramQuery

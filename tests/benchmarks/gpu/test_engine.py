@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu import engine
 from benchmarks.gpu.setting import dry_setting
-from benchmarks.model_shapes import write_config
+from benchmarks.model_shapes import TINY, write_config
 from pallas_kernels import Backends
 
 
@@ -46,7 +46,7 @@ def test_plain_xla_has_no_kernel_of_the_device(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "jaxserve.loading.backend_choice.choose_backends", lambda *device, **known: chosen
     )
-    folder = write_config("llama-125m", tmp_path, **engine.TINY)
+    folder = write_config("llama-125m", tmp_path, **TINY)
     few = {"max_num_seqs": 2, "num_pages": 40, "compile_ahead": 1}
     for road, backends in ((engine.CHOSEN, chosen), (engine.PLAIN_XLA, engine.PLAIN_BACKENDS)):
         llm = engine.on_road(folder, road, **few)

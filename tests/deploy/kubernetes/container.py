@@ -8,6 +8,7 @@ pod. The network is the machine's.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,7 @@ mount -o remount,ro "$root"
 exec chroot "$root" "$@"
 """
 BYTES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+NONE: Mapping[str, Any] = {}
 
 
 def missing() -> str | None:
@@ -99,6 +101,8 @@ def running(
     config_maps: Mapping[str, Mapping[str, str]],
     folder: Path,
     cache: Path | None = None,
+    secrets: Mapping[str, Mapping[str, str]] = NONE,
+    variables: Mapping[str, str] = NONE,
 ) -> Iterator[Container]:
     """The one container of a pod, killed at the end.
 
@@ -107,13 +111,17 @@ def running(
         config_maps: the files of each by its name.
         folder: an empty one, for the volumes.
         cache: what the volume `cache` holds at first.
+        secrets: the values of each by its name.
+        variables: what a cluster and its operators tell the container.
     """
     (container,) = pod["containers"]
     user, group = pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]
     root = folder / "root"
     root.mkdir()
     mounts = [(f"/{name}", f"/{name}", "ro") for name in SYSTEM if Path(f"/{name}").exists()]
-    mounts += [("/dev", "/dev", "rw"), ("/etc/ld.so.cache", "/etc/ld.so.cache", "ro")]
+    # a kubelet makes a container's /etc/hosts too
+    mounts += [(path, path, "ro") for path in ("/etc/ld.so.cache", "/etc/hosts")]
+    mounts += [("/dev", "/dev", "rw")]
     mounts += [(path, path, "ro") for path in (sys.base_prefix, sys.prefix, str(ROOT))]
     for mount in container["volumeMounts"]:
         (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
@@ -122,6 +130,10 @@ def running(
         if "configMap" in volume:
             for name, text in config_maps[volume["configMap"]["name"]].items():
                 (held / name).write_text(text)
+        elif "secret" in volume:
+            for item in volume["secret"]["items"]:
+                text = secrets[volume["secret"]["secretName"]][item["key"]]
+                (held / item["path"]).write_text(text)
         else:
             assert "emptyDir" in volume or "persistentVolumeClaim" in volume, volume
             if mount["name"] == "cache" and cache is not None:
@@ -132,19 +144,22 @@ def running(
     security = container["securityContext"]
     assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
     rights = ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--clear-groups"]
-    variables = {
+    environment = {
         "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",  # the image's own: its programs, its home
         "HOME": "/home/jaxserve",
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
-        **{one["name"]: one["value"] for one in container.get("env", [])},
+        **{one["name"]: one["value"] for one in container.get("env", []) if "value" in one},
+        **variables,
     }
+    args = container["args"]
+    words = [re.sub(r"\$\((\w+)\)", lambda one: environment[one[1]], word) for word in args]
     command = [
         *["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", BUILD, "sh", root],
         *["prlimit", f"--as={num_bytes(container['resources']['limits']['memory'])}"],
         *["setpriv", f"--reuid={user}", f"--regid={group}", *rights],
-        *["env", "-i", *[f"{name}={value}" for name, value in variables.items()]],
-        *[ROOT / "deploy" / "docker" / "entrypoint.sh", *container["args"]],
+        *["env", "-i", *[f"{name}={value}" for name, value in environment.items()]],
+        *[ROOT / "deploy" / "docker" / "entrypoint.sh", *words],
     ]
     log = folder / "log"
     with log.open("w") as output:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.observability.metrics import Metrics
 from server.cli import build_parser
 from server.commands.several_models import command_lines
@@ -55,32 +56,48 @@ WHOLE: dict[str, Any] = {
     "extraVolumes": [{"name": "models", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "models", "mountPath": "/models"}],
 }
+PROCESSES: dict[str, Any] = {
+    "workload": "LeaderWorkerSet",
+    "leaderWorkerSet": {"size": 2, "port": 9100},
+    "config": {"tensor-parallel-size": 4},
+    "secrets": {"processToken": {"name": "processes"}},
+}
+# What LWS and a cluster tell the container of a worker.
+VARIABLES = {
+    "LWS_WORKER_INDEX": "1",
+    "LWS_LEADER_ADDRESS": "chat-jaxserve-group-0.chat-jaxserve-group.models",
+    "POD_IP": "fd00::7",
+}
 CASES = {
     "defaults": {},
     "whole": WHOLE,
     "groups": WHOLE | {"workload": "LeaderWorkerSet"},
+    "processes": WHOLE | PROCESSES,
     "bare": {"disruptionBudget": {"enabled": False}, "networkPolicy": {"enabled": False}},
 } | {name: preset(name) for name in PRESETS}
 
 
-def pod_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
+def pod_of(objects: list[dict[str, Any]], role: str = "leader") -> dict[str, Any]:
     """The pod template of a release's workload."""
     for one in objects:
         if one["kind"] == "Deployment":
             return one["spec"]["template"]
         if one["kind"] == "LeaderWorkerSet":
-            return one["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+            group = one["spec"]["leaderWorkerTemplate"]
+            return group.get(f"{role}Template", group["workerTemplate"])
     raise AssertionError("no workload")
 
 
-def flags(objects: list[dict[str, Any]], folder: Path) -> Any:
+def flags(objects: list[dict[str, Any]], folder: Path, role: str = "leader") -> Any:
     """The command line of a release's container, as the server reads it."""
-    pod = pod_of(objects)["spec"]
-    (container,) = pod["containers"]
-    assert container["args"] == ["serve", "--config", "/etc/jaxserve/serve.yaml"]
-    (folder / "serve.yaml").write_text(of_kind(objects[:], "ConfigMap")["data"]["serve.yaml"])
-    words = command_lines(["serve", "--config", str(folder / "serve.yaml")])[0]
-    return build_parser("serve").parse_args(words)
+    (container,) = pod_of(objects, role)["spec"]["containers"]
+    words = [
+        re.sub(r"\$\((\w+)\)", lambda one: VARIABLES[one[1]], one) for one in container["args"]
+    ]
+    assert words[:3] == ["serve", "--config", "/etc/jaxserve/serve.yaml"]
+    file = folder / "serve.yaml"
+    file.write_text(of_kind(objects[:], "ConfigMap")["data"]["serve.yaml"])
+    return build_parser("serve").parse_args(command_lines([*words[:2], str(file), *words[3:]])[0])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -106,7 +123,7 @@ def test_what_is_published_refuses_what_a_cluster_would() -> None:
     assert all(re.fullmatch(r"v\d+\.\d+\.\d+", version) for version in sources.values())
 
 
-@pytest.mark.parametrize("case", ["whole", "groups"])
+@pytest.mark.parametrize("case", ["whole", "groups", "processes"])
 def test_the_objects_of_a_release_find_each_other(case: str) -> None:
     objects = render(CASES[case])
     pod = pod_of(objects)
@@ -117,6 +134,10 @@ def test_the_objects_of_a_release_find_each_other(case: str) -> None:
         of_kind(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
         of_kind(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"],
     ]
+    service, *others = selectors
+    leaders = {"leaderworkerset.sigs.k8s.io/worker-index": "0"} if case == "processes" else {}
+    assert service == others[0] | leaders, "the other pods of a group have no HTTP"
+    selectors = others
     assert all(one == selectors[0] for one in selectors)
     assert selectors[0].items() <= labels.items()
     # the monitor selects the Service by the Service's own labels
@@ -185,6 +206,47 @@ def test_the_server_takes_the_flags_of_a_preset(case: str, tmp_path: Path) -> No
     assert found.tensor_parallel_size == (
         wanted or build_parser("serve").parse_args(["serve"]).tensor_parallel_size
     )
+
+
+def test_the_pods_of_a_group_are_the_processes_of_an_engine(tmp_path: Path) -> None:
+    objects = render(PROCESSES)
+    group = of_kind(objects, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    found = {role: flags(objects, tmp_path, role) for role in ("leader", "worker")}
+    address = VARIABLES["LWS_LEADER_ADDRESS"]
+    assert found["leader"].coordinator == "[fd00::7]:9100", "its own address"
+    assert found["worker"].coordinator == f"{address}:9100" and address.startswith(
+        of_kind(objects, "LeaderWorkerSet")["metadata"]["name"]
+    )
+    for role, one in found.items():
+        assert one.num_processes == group["size"] == 2 and one.process_id == 1
+        config = EngineConfig(
+            model="m",
+            **{name: getattr(one, name) for name in ("tensor_parallel_size", "process_token_file")},
+            **{name: getattr(one, name) for name in ("num_processes", "process_id", "coordinator")},
+        )
+        assert config.process_id == 1, "its settings are allowed"
+        pod = pod_of(objects, role)["spec"]
+        (mount,) = [
+            mount for mount in pod["containers"][0]["volumeMounts"] if "process" in mount["name"]
+        ]
+        (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+        assert volume["secret"]["secretName"] == "processes"
+        assert f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}" == str(
+            config.process_token_file
+        )
+    (worker,) = pod_of(objects, "worker")["spec"]["containers"]
+    assert not {"ports", "startupProbe", "readinessProbe", "livenessProbe"} & set(worker)
+    # it is there until the leader, which needs it, has drained
+    pods = [pod_of(objects, role)["spec"] for role in ("leader", "worker")]
+    waits = [
+        int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1]) for pod in pods
+    ]
+    assert waits[0] + 30 < waits[1] < pods[1]["terminationGracePeriodSeconds"]
+    own = of_kind(objects, "NetworkPolicy")["spec"]
+    within = {"podSelector": own["podSelector"]}
+    assert {"from": [within]} in own["ingress"] and {"to": [within]} in own["egress"]
+    # LWS names the Service of the pods' names as the group
+    assert of_kind(objects, "Service")["metadata"]["name"] not in address.split(".")
 
 
 def test_keys_are_read_where_they_are_mounted(tmp_path: Path) -> None:
@@ -281,9 +343,14 @@ REFUSED = [
         "autoscaling.minReplicas: 5 is more than maxReplicas, 4",
     ),
     (
-        {"workload": "LeaderWorkerSet", "leaderWorkerSet": {"size": 2}},
-        "leaderWorkerSet.size: 2, but the chart starts no engine of several processes yet: 1 is "
-        "allowed",
+        PROCESSES | {"config": {"tensor-parallel-size": 3}},
+        "config.tensor-parallel-size: 3 is no multiple of leaderWorkerSet.size, 2 pods",
+    ),
+    (PROCESSES | {"port": 9100}, "leaderWorkerSet.port: 9100 is the port of HTTP"),
+    (PROCESSES | {"config": {"coordinator": "a:1"}}, "config.coordinator: the chart sets it"),
+    (
+        PROCESSES | {"secrets": {}},
+        "secrets.processToken.name: empty, but the 2 pods of a group know each other by a secret",
     ),
 ]
 
@@ -318,7 +385,7 @@ def commands() -> list[list[str]]:
 
 
 def test_the_commands_of_the_page_render() -> None:
-    assert len(commands()) == 2
+    assert len(commands()) == 3
     for words in commands():
         given = list(itertools.pairwise(words))
         values: dict[str, Any] = {}

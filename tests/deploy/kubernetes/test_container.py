@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -31,6 +32,15 @@ def answered(url: str) -> int:
         return 0
 
 
+def claim(folder: Path) -> Path | None:
+    """What a pod before this one has left: its kernels need not be compiled again."""
+    built = folder / "claim"
+    if not cache_folder().is_dir():
+        return None
+    shutil.copytree(cache_folder(), built / "jaxserve" / "native", dirs_exist_ok=True)
+    return built
+
+
 @needs_helm
 @pytest.mark.slow
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -47,12 +57,9 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> No
     config_maps = {one["metadata"]["name"]: one["data"] for one in objects if "data" in one}
     (spec,) = pod["containers"]
     url = f"http://127.0.0.1:{port}"
-    built = tmp_path / "claim"  # of a pod before this one: its kernels need not be compiled again
-    if cache_folder().is_dir():
-        shutil.copytree(cache_folder(), built / "jaxserve" / "native")
     volumes = tmp_path / "volumes"
     volumes.mkdir()
-    with container.running(pod, config_maps, volumes, built if built.is_dir() else None) as one:
+    with container.running(pod, config_maps, volumes, claim(tmp_path)) as one:
         probes = {name: spec[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness")}
         deadline = time.monotonic() + STARTUP_S
         while answered(url + probes["startup"]) != 200:
@@ -101,3 +108,65 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> No
         assert "data: [DONE]" in ended
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
         assert not any("error" in chunk for chunk in chunks)
+
+
+@needs_helm
+@pytest.mark.slow
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_path: Path) -> None:
+    port = free_port()
+    small = SMALL | {"tensor-parallel-size": 2, "dtype": "float32", "linear-backend": "xla"}
+    small |= {"decode-backend": "xla", "prefill-backend": "xla"}
+    small |= {"load-format": "dummy", "hf-overrides": {"num_hidden_layers": 1}}
+    values: dict[str, Any] = {
+        "workload": "LeaderWorkerSet",
+        "leaderWorkerSet": {"size": 2, "port": free_port()},
+        "secrets": {"processToken": {"name": "processes"}},
+        "port": port,
+        "config": small,
+        "drain": {"preStopSeconds": 1, "shutdownTimeoutSeconds": 20},
+        "env": [{"name": "JAX_PLATFORMS", "value": "cpu"}],
+    }
+    objects = render(values)
+    config_maps = {one["metadata"]["name"]: one["data"] for one in objects if "data" in one}
+    group = of_kind(objects, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    url, secrets = f"http://127.0.0.1:{port}", {"processes": {"token": "sesame"}}
+    address = {"LWS_LEADER_ADDRESS": "127.0.0.1", "POD_IP": "127.0.0.1"}
+    with contextlib.ExitStack() as life:
+        pods = []
+        for number, role in enumerate(("leader", "worker")):
+            folder = tmp_path / role
+            folder.mkdir()
+            told = address | {"LWS_WORKER_INDEX": str(number)}
+            spec = group[f"{role}Template"]["spec"]
+            one = container.running(
+                spec, config_maps, folder, claim(tmp_path), secrets=secrets, variables=told
+            )
+            pods.append(life.enter_context(one))
+        leader, worker = pods
+        deadline = time.monotonic() + STARTUP_S
+        while answered(f"{url}/health") != 200:
+            assert time.monotonic() < deadline
+            assert leader.process.poll() is worker.process.poll() is None
+            time.sleep(0.2)
+        body = {"prompt": "2 + 3 =", "max_tokens": 1500, "ignore_eos": True}
+        answers: list[Any] = []
+
+        def ask() -> None:
+            answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60).json())
+
+        running = threading.Thread(target=ask)
+        running.start()
+        time.sleep(1)
+        assert running.is_alive()
+        # what a cluster does to each pod, where the hook of the worker takes longer than all this
+        hooks = [
+            group[f"{role}Template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]
+            for role in ("leader", "worker")
+        ]
+        assert int(hooks[1]["command"][1]) == 31
+        assert leader.run(*hooks[0]["command"]).returncode == 0
+        os.kill(leader.pid, signal.SIGTERM)
+        assert leader.process.wait(25) == worker.process.wait(25) == 0
+        running.join()
+        assert answers[0]["usage"]["completion_tokens"] == 1500

@@ -16,7 +16,7 @@ from jaxserve.boundary.work import Work
 def stats(running: int, active: int, work: Work | None = None) -> EngineStats:
     pages = PageStats(10, active, 1, 2, 30, 16, 40, 20, TierStats(num_out=3))
     times = StepTimes(plan=1.0)
-    return EngineStats(running, 2, active / 10, 1, 7, 3, times, pages, 0, 1, work)
+    return EngineStats(running, 2, active / 10, 1, 7, 3, times, pages, 0, 1, work, 5, 2)
 
 
 def test_counts_are_added_up() -> None:
@@ -24,6 +24,7 @@ def test_counts_are_added_up() -> None:
     assert (found.num_running, found.num_waiting, found.num_steps) == (6, 6, 21)
     assert found.page_usage == 0.5 and found.num_programs == 3
     assert found.pages == PageStats(30, 15, 3, 6, 90, 16, 120, 60, TierStats(num_out=9))
+    assert (found.num_images, found.num_known_images) == (15, 6)
     assert found.times.plan == 3.0 and found.work == Work(6, 7, 8)
     assert united_stats([stats(1, 4)]) == stats(1, 4)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.verify.prove import gpu_targets
-from jaxserve.compilation.compiler_options import accepted, compiler_options
+from jaxserve.compilation.compiler_options import PINNED, accepted, compiler_options
 from tests.absent_devices import needs_gpu_compiler
 
 
@@ -19,6 +19,7 @@ def test_only_gpus_have_options() -> None:
         options = compiler_options(platform)
         assert options["xla_disable_hlo_passes"] == "rematerialization"
         assert "CUSTOM_CALL" in options["xla_gpu_enable_command_buffer"].split(",")
+        assert options["xla_gpu_enable_latency_hiding_scheduler"] is False
 
 
 def test_collectives_are_in_graphs_where_that_is_asked_for() -> None:
@@ -36,7 +37,9 @@ def test_xla_divides_no_product_where_the_linear_layers_do() -> None:
 
 def test_xla_knows_the_options(caplog) -> None:
     """Of every version of JAX that the tests run with; the names are parsed on a CPU too."""
-    options = compiler_options("gpu", divides_products=True, graph_collectives=True)
+    every = {"divides_products": True, "graph_collectives": True, "one_program": True}
+    options = compiler_options("gpu", **every)
+    assert PINNED.items() <= options.items()
     with caplog.at_level(logging.WARNING):
         assert accepted(options) == options
     assert not caplog.records

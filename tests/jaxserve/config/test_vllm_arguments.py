@@ -82,7 +82,6 @@ def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
     ("name", "value"),
     [
         ("attention_backend", "FLASH_ATTN"),
-        ("pipeline_parallel_size", 2),
         ("cpu_offload_params", ["x"]),
         ("enable_lora", True),
         ("speculative_config", {"method": "ngram"}),

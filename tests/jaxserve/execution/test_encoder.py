@@ -52,10 +52,12 @@ def test_rows_come_in_the_order_that_was_asked(encoder: Encoder) -> None:
     assert encoder.sizes == [1, 2, 4]
     assert rows(encoder, 3, 1, 2, 1, 5, 6) == [12, 4, 8, 4, 20, 24]
     assert encoder.num_encoded == 5, "one of them twice"
+    assert (encoder.num_asked, encoder.num_known) == (6, 1)
 
 
 def test_what_is_known_is_not_encoded_again(encoder: Encoder) -> None:
     assert rows(encoder, 1, 2) == rows(encoder, 1, 2) and encoder.num_encoded == 2
+    assert (encoder.num_asked, encoder.num_known) == (4, 2)
     encoder.forget()
     assert rows(encoder, 2, 2) == [8, 8] and encoder.num_encoded == 3
     same = np.full((3, 2), 1, "<f4").tobytes()
@@ -123,6 +125,14 @@ def test_a_closed_one_leaves_nobody_waiting(monkeypatch: Any) -> None:
 def test_sizes_of_odd_numbers() -> None:
     assert made(most=6).sizes == [1, 3, 6] and made(most=0).sizes == [1]
     assert made().device_bytes == 12 + 4 * 4 * (6 + 1) + ACTIVATIONS * 4 * 4 * 3
+
+
+def test_a_launch_that_would_be_mostly_empty_is_cut() -> None:
+    encoder = made(most=11)
+    assert encoder.sizes == [1, 2, 5, 11]
+    kept = [encoder._kept(list(range(1, count + 1))) for count in range(1, 12)]
+    assert kept == [1, 2, 2, 4, 5, 5, 5, 8, 9, 10, 11]
+    assert encoder._kept([5, 10]) == 2 and encoder._kept([5, 6]) == 1
 
 
 class Located(nnx.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from typing import Any
 
 import jax
@@ -51,7 +52,7 @@ def compare(folder: str, devices: int) -> dict[str, Any]:
             name: all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
             for name, found in leaves.items()
         },
-        "collectives": sorted(set(re.findall(r"= \S+ (all-[a-z]+|collective-[a-z]+)", hlo))),
+        "collectives": Counter(re.findall(r"= \S+ (all-[a-z]+|collective-[a-z]+)", hlo)),
         "shard_shapes": {
             "/".join(map(str, place)): variable[...].addressable_shards[1].data.shape
             for place, variable in nnx.to_flat_state(nnx.state(model))

@@ -57,6 +57,7 @@ def forward(model: Model, *stops: int) -> np.ndarray:
         ("llama_gqa", LinearForm()),
         ("llama_gqa", FUSED),
         pytest.param("gemma3", LinearForm(), marks=pytest.mark.slow),
+        pytest.param("gemma3", FUSED, marks=pytest.mark.slow),
         pytest.param("qwen3_moe", FUSED, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -71,16 +72,23 @@ def test_layers_may_run_in_parts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("between", ["xla", "triton"])
-@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+@pytest.mark.parametrize(
+    ("case", "quantization", "between"),
+    [
+        ("llama_gqa", "int8", "xla"),
+        ("llama_gqa", "fp8", "triton"),
+        ("gemma3", "int8", "triton"),
+        ("gemma3", "fp8", "xla"),
+    ],
+)
 def test_rows_are_rounded_alike_between_the_layers(
-    model_folder: Callable[..., Path], quantization: str, between: str
+    model_folder: Callable[..., Path], case: str, quantization: str, between: str
 ) -> None:
     """By the norms and the activation, or by each product for itself."""
     # Hopper's kernels take no float32: XLA multiplies what is rounded to e4m3
     form = LinearForm("gpu", quantization, matmul=("mosaic_gpu", "xla"))
     fused = replace(form, residual_norm=between, interpret=True)
-    folder = model_folder("llama_gqa")
+    folder = model_folder(case)
     exact, apart, together = (forward(load(folder, one)) for one in (LinearForm(), form, fused))
     rounding = np.std(apart - exact)
     assert rounding > 1e-3 * np.std(exact)

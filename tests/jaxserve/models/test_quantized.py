@@ -94,6 +94,23 @@ def test_every_format(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["awq", "gptq", "w4a16"])
+def test_scales_of_16_bits_stay_so_on_a_gpu(
+    model_folder: Callable[..., Path], tmp_path: Path, case: str
+) -> None:
+    """With the names of a GPU's kernels; XLA multiplies."""
+    config, pack = CASES[case]
+    base = model_folder("llama_biases", **SIZES | {"num_hidden_layers": 1})
+    stored, floats = quantize_folder(base, tmp_path, config, lambda module: pack)
+    model = load(stored, matmul=("triton", "xla"))
+    assert {one.scale.dtype.name for one in quantized_places(model).values()} == {"float16"}
+    for module in nnx.iter_modules(model):
+        if hasattr(module[1], "matmul"):
+            module[1].matmul = ("xla",)
+    assert error(logits(model), logits(load(floats))) < 1e-5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["llama_biases", "qwen3_moe"])
 def test_e4m3_by_block_stays_so_on_a_gpu(
     model_folder: Callable[..., Path], tmp_path: Path, case: str

@@ -16,13 +16,15 @@ from benchmarks.model_shapes import SHAPES
 from checkpoints import CheckpointError
 from checkpoints.quantized import Encoding
 from jaxserve.errors import ValidationError
-from jaxserve.models import store
-from jaxserve.models.config_reader import model_config_of
+from jaxserve.models import quantize, store
+from jaxserve.models.config_reader import model_config_of, read_model_config
 from jaxserve.models.export import tensors_of
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.sources import Part, Source
-from jaxserve.models.weights import abstract_model
+from jaxserve.models.weights import abstract_model, opened_model
+from jaxserve.parallel import make_mesh
+from pallas_kernels.native.weights import pack_native
 
 SHAPE = {**SHAPES["llama-1b"], "num_hidden_layers": 1, "vocab_size": 64}
 INT4 = WeightFormat(Encoding("int4", 128), native=False)
@@ -135,3 +137,68 @@ def test_a_store_of_other_parts_is_refused(tmp_path: Path, monkeypatch: Any) -> 
     monkeypatch.setattr(store, "read_record", lambda path: Record())
     with pytest.raises(CheckpointError, match="packed for 2 devices, not 1"):
         store.restore_model(tmp_path, model, lambda done, total: None)
+
+
+@pytest.mark.parametrize("kind", ["int4", "fp8"])
+def test_parts_of_native_blocks_are_the_blocks_of_parts(kind: str) -> None:
+    """So that each device has what its kernels would have made of its part of the weight."""
+    format = WeightFormat(Encoding(kind, 32), native=True)
+    elements = np.random.default_rng(0).integers(0, 16, (64, 128)).astype(np.uint8)
+    kept = pack_native(elements, kind == "int4")
+    by_inputs = format.divided(128, 4)
+    for part, own in enumerate(np.split(kept, 4, axis=1)):
+        inputs = slice(32 * part, 32 * (part + 1))
+        assert (own == pack_native(elements[:, inputs], kind == "int4")).all()
+    by_outputs = format.with_divided_outputs(64, 4, experts=False)
+    for part, own in enumerate(np.split(kept, 4)):
+        assert (own == pack_native(elements[16 * part : 16 * (part + 1)], kind == "int4")).all()
+    assert by_inputs == by_outputs == format
+    axes = ("kv_heads", None, "hidden")
+    assert QuantArray.empty((2, 32, 128), format).leaf_axes(axes)[0] == ("kv_heads", "hidden")
+    # experts are divided one by one
+    experts = format.with_divided_outputs(32, 2, experts=True)
+    array = QuantArray.empty((2, 32, 128), experts)
+    assert array.values.shape == (2, *kept[:2].shape)
+    assert array.leaf_axes((None, "intermediate", "hidden"))[0] == (None, "intermediate", "hidden")
+    array = replace(array, values=jax.numpy.asarray(kept.reshape(array.values.shape)))
+    stored = array.stored_arrays()[0].view(np.uint8)
+    assert (stored.reshape(elements.shape) == elements).all()
+
+
+def test_a_block_on_two_devices_is_refused() -> None:
+    native = WeightFormat(Encoding("int4"), native=True)
+    for call in (
+        lambda: native.divided(24, 2),
+        lambda: native.with_divided_outputs(48, 2, experts=False),
+    ):
+        with pytest.raises(ValidationError, match="xla where tensor_parallel_size is 2") as caught:
+            call()
+        assert (caught.value.field, caught.value.value) == ("linear_backend", "native")
+    assert native.divided(32, 2) == native
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True])
+def test_rows_of_other_processes_are_not_read(
+    native: bool, model_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folder("llama_gqa", num_key_value_heads=4, num_attention_heads=8)
+    config, mesh = read_model_config(folder), make_mesh()
+    form = LinearForm("native" if native else "xla", "int4")
+    seen: list[int] = []
+
+    def rows_of(wide: Any, stored: Any) -> Any:
+        seen.append(len(wide))
+        return rounded(wide, stored)
+
+    rounded = quantize.quantized_rows
+    monkeypatch.setattr(quantize, "quantized_rows", rows_of)
+    with opened_model(folder, config, mesh=mesh, dtype="float32", form=form) as (model, make):
+        (place, variable), *_ = (
+            item for item in nnx.to_flat_state(nnx.split(model)[1]) if "qkv" in item[0]
+        )
+        whole = make(place, variable).stored_arrays()
+        monkeypatch.setattr(quantize, "_own_rows", lambda wanted: (2, 4))
+        own = make(place, variable).stored_arrays()
+    assert (own[0][2:] == whole[0][2:]).all() and (own[1][2:] == whole[1][2:]).all()
+    assert seen == [seen[0], seen[0] // 2]

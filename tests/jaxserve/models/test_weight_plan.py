@@ -30,6 +30,7 @@ CPU = LinearForm("native")
 HOPPER = LinearForm("gpu", matmul=("mosaic_gpu", "triton", "xla"))
 AMPERE = LinearForm("gpu", matmul=("triton", "xla"))
 AWQ = Encoding("int4", 128, "integer")
+HALF = replace(AWQ, scales="float16")
 STATIC = Encoding("int8", activations="int8", static=True)
 FP8_BLOCKS = Encoding("fp8", 128, activations="fp8")
 
@@ -39,7 +40,11 @@ FP8_BLOCKS = Encoding("fp8", 128, activations="fp8")
     [
         (CPU, "bfloat16", AWQ, Encoding("int4", 128, "offset", "int8")),
         (CPU, "float32", AWQ, Encoding("int4", 128, "offset", "float")),
+        (CPU, "bfloat16", HALF, Encoding("int4", 128, "offset", "int8")),
         (HOPPER, "bfloat16", AWQ, AWQ),
+        (HOPPER, "bfloat16", HALF, HALF),
+        (LinearForm("xla"), "bfloat16", HALF, AWQ),
+        (AMPERE, "bfloat16", Encoding("int8", scales="bfloat16"), Encoding("int8")),
         (AMPERE, "float16", Encoding("int4", 32, "offset"), Encoding("int8")),
         (CPU, "bfloat16", Encoding("int8", 16), Encoding("int8", 16, activations="int8")),
         (CPU, "bfloat16", Encoding("int8", 32), Encoding("int8", 32, activations="int8")),

@@ -30,6 +30,8 @@ OF_VLLM = {
     "lora_requests_info": "gauge",
     "prefix_cache_queries_total": "counter",
     "prefix_cache_hits_total": "counter",
+    "mm_cache_queries_total": "counter",
+    "mm_cache_hits_total": "counter",
     "num_preemptions_total": "counter",
     "prompt_tokens_total": "counter",
     "prompt_tokens_by_source_total": "counter",

@@ -24,12 +24,12 @@ class Sizes:
 
 
 def abstract_mesh(size: int) -> AbstractMesh:
-    return AbstractMesh((1, size), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    return AbstractMesh((1, size), ("stage", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 def test_mesh_axes() -> None:
     mesh = make_mesh(1)
-    assert dict(mesh.shape) == {"data": 1, "model": 1}
+    assert dict(mesh.shape) == {"stage": 1, "model": 1}
     assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
     assert mesh.devices.item() == jax.devices()[0]
 

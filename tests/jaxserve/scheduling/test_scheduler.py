@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,12 @@ class Workload:
     keeps: bool = True  # else a `ForgetfulTier`
     policy: Callable[[], Policy] = FirstComeFirstServed
     groups: PageGroups = ONE_GROUP
+    num_stages: int = 1
+
+    @property
+    def num_groups(self) -> int:
+        """Of requests, with steps of their own; stages have no drafts."""
+        return self.num_stages if self.overlap and not self.num_drafts else 1
 
     def drafts_for(self, num_running: int) -> int:
         return self.num_drafts if num_running <= self.drafting_rows else 0
@@ -118,6 +125,7 @@ workloads = st.builds(
     keeps=st.booleans(),
     policy=st.sampled_from([FirstComeFirstServed, Priority, short_first]),
     groups=st.sampled_from([ONE_GROUP, PageGroups(0, 1, 5), PageGroups(1, 2, 4)]),
+    num_stages=st.sampled_from([1, 1, 2, 4]),
 ).filter(lambda w: w.token_budget >= w.max_num_seqs * (1 + w.num_drafts))
 
 
@@ -152,7 +160,13 @@ def make_scheduler(w: Workload) -> Scheduler:
     tier = kind(w.host_pages) if w.host_pages else None
     pages = PageManager(num_pages, w.page_size, caching=w.caching, tier=tier, groups=groups)
     limits = SchedulerLimits(
-        w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, w.num_drafts
+        w.max_num_seqs,
+        w.token_budget,
+        w.max_prefill,
+        w.max_lanes,
+        MAX_LEN,
+        w.num_drafts,
+        w.num_groups,
     )
     turns = Turns(MAX_BIAS, num_bias_of)
     return Scheduler(limits, pages, ClientTurns(w.policy), [turns], w.drafts_for)
@@ -189,7 +203,8 @@ class Run:
 
     def to_the_end(self) -> Run:
         pending = sorted(enumerate(self.workload.arrivals), key=lambda a: a[1].step)
-        in_flight: tuple[StepPlan, tuple[list[int], list[int]]] | None = None
+        in_flight: deque[tuple[StepPlan, tuple[list[int], list[int]]]] = deque()
+        most = max(2, self.workload.num_groups) if self.workload.overlap else 1
         step = 0
         while pending or self.scheduler.has_unfinished or in_flight:
             while pending and pending[0][1].step <= step:
@@ -198,14 +213,11 @@ class Run:
             self._abort_some(step)
             plan = self.scheduler.plan()
             self._check_plan(plan)
-            dispatched = (plan, self.device.run(plan)) if plan else None
-            if not self.workload.overlap and dispatched:
-                self._commit(*dispatched)
-                dispatched = None
-            if in_flight:
-                self._commit(*in_flight)
-            assert plan or in_flight or not self.scheduler.has_unfinished, "the scheduler stalled"
-            in_flight = dispatched
+            if plan:
+                in_flight.append((plan, self.device.run(plan)))
+            assert in_flight or not self.scheduler.has_unfinished, "the scheduler stalled"
+            if in_flight and (not plan or len(in_flight) == most):
+                self._commit(*in_flight.popleft())
             self.scheduler.check_integrity()
             step += 1
             assert step < 5000, "a request starves"
@@ -266,6 +278,8 @@ class Run:
             assert length == 1 or request.takes_drafts
             assert not (request.needs_seen_tokens and request.pending > 1), "planned unseen"
             assert slot == request.slot and start + length <= MAX_LEN
+            assert w.num_groups == 1 or start + length == request.num_tokens, "unseen"
+        assert decodes <= -(-w.max_num_seqs // w.num_groups)
         ids = [request.request_id for request in rows.requests]
         self.plans.append([*zip(ids, rows.starts, rows.lengths)])
 
@@ -426,3 +440,15 @@ def test_a_request_that_repeats_itself_ends() -> None:
         ends += scheduler.commit(plan, *device.run(plan)).ends.values()
     assert request.output_token_ids == first_twice(prompt)
     assert ends == [End(FinishReason.REPETITION, None)]
+
+
+def test_stages_have_a_step_of_other_requests_each() -> None:
+    scheduler, device = start(simple(max_num_seqs=4, overlap=True, num_stages=2))
+    for name in "abcd":
+        scheduler.add(make_request(name, [5, 6], 9))
+    step(scheduler, device)
+    first, second = scheduler.plan(), scheduler.plan()
+    assert [names(plan)[0] for plan in (first, second)] == [["a", "b"], ["c", "d"]]
+    assert not scheduler.plan(), "their tokens are not seen"
+    scheduler.commit(first, *device.run(first))
+    assert names(scheduler.plan())[0] == ["a", "b"]

@@ -22,11 +22,17 @@ def compared(trace, setting, load, formula=plain, seed=None):
     return exact, fitted
 
 
-def test_a_fit_finds_the_formula_that_steps_follow(tmp_path):
+def by_rows(shape, plan):
+    """An odd number of decode rows takes half as long again."""
+    return plain(shape, plan) * (1.5 if plan.num_decode % 2 and not shape.num_prefill else 1.0)
+
+
+@pytest.mark.parametrize("formula", [plain, by_rows])
+def test_a_fit_finds_the_formula_that_steps_follow(tmp_path, formula):
     setting = small_setting()
-    trace = read_trace(write_trace(tmp_path / "trace.jsonl", setting))
+    trace = read_trace(write_trace(tmp_path / "trace.jsonl", setting, formula))
     load = Workload(60, 5.0, input_len=60, output_len=30, range_ratio=0.5, seed=7)
-    exact, fitted = compared(trace, setting, load)
+    exact, fitted = compared(trace, setting, load, formula)
     for name, shift in (("ttft", DELIVERY_S), ("tpot", 0.0), ("queue", 0.0)):
         for percent in (50, 99):
             wanted = float(np.percentile(exact.samples()[name], percent)) + shift

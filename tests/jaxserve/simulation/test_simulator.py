@@ -24,7 +24,7 @@ STEP_S = 0.01
 class Even:
     """Every step takes as long."""
 
-    intake, source = 0.0, "even"
+    intake, handover, source = 0.0, 0.0, "even"
 
     def __init__(self, before: float = 0.0, after: float = 0.0):
         self._before, self._after = before, after
@@ -76,6 +76,9 @@ def test_the_server_reads_requests_one_after_the_other():
     assert served.started[0] == pytest.approx(1.004)
     assert served.started[2] >= 1.012, "the third is read behind the two before it"
     assert served.started[3] == pytest.approx(2.004), "and one that comes alone waits for none"
+    times.intake, times.handover = 0.0, 0.004
+    served = Simulation(small_setting(), times).run(load)
+    assert [*served.started] == pytest.approx([1.004] * 3 + [2.004]), "they are handed over at once"
 
 
 def test_every_token_but_the_first_has_a_gap_also_after_preemptions():

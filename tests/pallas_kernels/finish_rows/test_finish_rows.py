@@ -31,6 +31,10 @@ QUICK = [(*PROBLEMS[0], "triton"), (*PROBLEMS[2], "triton"), (*PROBLEMS[1], "xla
 # of the largest number of a row: of the rows' type, and of what they are rounded to
 EXACT = {"bfloat16": 2**-7, "float16": 2**-9, "float32": 1e-6}
 STEP = {"float": 0.0, "int8": 0.5 / 127, "fp8": 2**-4}
+ACTIVATIONS = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_tanh": lambda x: x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
+}
 
 
 def rounding_of(kind: str) -> Rounding | None:
@@ -40,10 +44,10 @@ def rounding_of(kind: str) -> Rounding | None:
     return Rounding(name, jnp.full(1, 0.031, jnp.float32) if static else None)
 
 
-def call(product: jax.Array, dtype: str, gated: bool, kind: str, backend: str):
+def call(product: jax.Array, dtype: str, gate: str | None, kind: str, backend: str):
     interpret = True if backend == "triton" else None
     options = {"rounding": rounding_of(kind), "backend": backend, "interpret": interpret}
-    return finish_rows(product, dtype=dtype, gated=gated, **options)
+    return finish_rows(product, dtype=dtype, gate=gate, **options)
 
 
 def problem(rows: int, columns: int, parts: int, dtype: str, seed: int) -> jax.Array:
@@ -58,19 +62,21 @@ def problem(rows: int, columns: int, parts: int, dtype: str, seed: int) -> jax.A
     ("columns", "parts", "dtype", "kind", "backend"),
     [one if one in QUICK else pytest.param(*one, marks=pytest.mark.slow) for one in CASES],
 )
-@pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "gate",
+    ["silu", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gelu_tanh", None))],
+)
 @examples(3)
 @given(rows=st.sampled_from((1, 5)), chunk=st.sampled_from((16, 1024)), seed=SEEDS)
-def test_against_float64(columns, parts, dtype, kind, backend, gated, rows, chunk, seed):
-    product = problem(rows, 2 * columns if gated else columns, parts, dtype, seed)
+def test_against_float64(columns, parts, dtype, kind, backend, gate, rows, chunk, seed):
+    product = problem(rows, 2 * columns if gate else columns, parts, dtype, seed)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(triton, "CHUNK", chunk)
         triton.finish_rows.clear_cache()
-        got = call(product, dtype, gated, kind, backend)
+        got = call(product, dtype, gate, kind, backend)
     wanted = np.asarray(product, np.float64).sum(axis=0)
-    if gated:
-        gate, up = wanted[:, ::2], wanted[:, 1::2]
-        wanted = gate / (1 + np.exp(-gate)) * up
+    if gate:
+        wanted = ACTIVATIONS[gate](wanted[:, ::2]) * wanted[:, 1::2]
     assert got.shape == wanted.shape and got.dtype == dtype
     if not isinstance(got, RoundedRows):
         assert oracle.relative_error(got, wanted) <= 2 * EXACT[dtype]
@@ -93,7 +99,7 @@ def test_against_float64(columns, parts, dtype, kind, backend, gated, rows, chun
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int8 static", "fp8 static"])
 def test_the_kernel_rounds_as_xla_does(kind):
     product = problem(9, 96, 1, "float32", 5)
-    kernel, plain = (call(product, "float32", False, kind, name) for name in ("triton", "xla"))
+    kernel, plain = (call(product, "float32", None, kind, name) for name in ("triton", "xla"))
     np.testing.assert_array_equal(np.asarray(kernel.values), np.asarray(plain.values))
     np.testing.assert_array_equal(kernel.column, plain.column)
 
@@ -107,10 +113,10 @@ def test_halves_are_rounded_to_even():
 
 
 @pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.device_kind)
-@pytest.mark.parametrize(("columns", "gated"), [(57344, True), (4096, False)])
-def test_lowers_for_cuda_without_a_gpu(columns, gated, device):
+@pytest.mark.parametrize(("columns", "gate"), [(57344, "silu"), (30720, "gelu_tanh"), (4096, None)])
+def test_lowers_for_cuda_without_a_gpu(columns, gate, device):
     run = functools.partial(
-        finish_rows, dtype="bfloat16", gated=gated, rounding=Rounding("int8"), backend="triton"
+        finish_rows, dtype="bfloat16", gate=gate, rounding=Rounding("int8"), backend="triton"
     )
     operand = jax.ShapeDtypeStruct((2, 16, columns), jnp.float32)
     assert "finish_rows" in lowered_for_cuda(run, operand, device=device).as_text()
@@ -123,6 +129,7 @@ def test_lowers_for_cuda_without_a_gpu(columns, gated, device):
         ({"product": jnp.zeros((4, 8), "bfloat16")}, r"product\.shape=\(4, 8\)"),
         ({"product": jnp.zeros((1, 4, 8), "float16")}, r"product\.dtype=float16"),
         ({"product": jnp.zeros((1, 4, 7), "bfloat16")}, "an even number of columns"),
+        ({"gate": "gelu"}, "gate=gelu"),
         ({"backend": "cuda"}, "backend='cuda'"),
         ({"backend": "xla", "interpret": True}, "interpret=True"),
     ],
@@ -131,7 +138,7 @@ def test_refusals(changes, message):
     given_values = {
         "product": jnp.zeros((1, 4, 8), "bfloat16"),
         "dtype": "bfloat16",
-        "gated": True,
+        "gate": "silu",
         "backend": "triton",
     }
     with pytest.raises(KernelError, match=message):

@@ -117,6 +117,8 @@ def test_weights_of_few_bits(kind: str, backend: str) -> None:
         given: Any = Fp8Weight(*(jnp.stack(arrays) for arrays in zip(*each)))
     else:
         each = [quantize_int4(matrix, group=None) for matrix in weight]
+        if kind == "int4":
+            each = [w._replace(scales=w.scales.astype(jnp.float16)) for w in each]
         scales = jnp.stack([w.scales for w in each], axis=1)
         if kind == "int4":
             given = Int4Weight(jnp.stack([w.packed for w in each]), scales)

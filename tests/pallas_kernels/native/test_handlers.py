@@ -14,7 +14,8 @@ require_native()
 QKV = jnp.ones((3, 2, 4, 8), jnp.float32)  # [tokens, kv_heads, group + 2, head_dim]
 ANGLES = jnp.zeros((3, 4), jnp.float32)
 NO_NORM = jnp.zeros((0,), jnp.float32)
-EPS = np.float32(1e-6)
+EPS, NO = np.float32(1e-6), np.bool_(False)
+ATTRIBUTES = {"q_eps": EPS, "k_eps": EPS, "q_offset": NO, "k_offset": NO}
 
 
 def rotate(*operands, **attributes):
@@ -25,7 +26,7 @@ def rotate(*operands, **attributes):
 
 
 def test_a_call_that_fits_is_computed():
-    queries, _, _ = rotate(QKV, ANGLES + jnp.pi, ANGLES, NO_NORM, NO_NORM, q_eps=EPS, k_eps=EPS)
+    queries, _, _ = rotate(QKV, ANGLES + jnp.pi, ANGLES, NO_NORM, NO_NORM, **ATTRIBUTES)
     np.testing.assert_allclose(queries, np.full((3, 2, 2, 8), np.pi), rtol=1e-6)
 
 
@@ -41,4 +42,4 @@ def test_a_call_that_fits_is_computed():
 )
 def test_a_call_that_does_not_fit_is_refused(operands, attributes, message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        rotate(*operands, **{"q_eps": EPS, "k_eps": EPS} | attributes)
+        rotate(*operands, **ATTRIBUTES | attributes)

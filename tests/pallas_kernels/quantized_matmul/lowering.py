@@ -16,6 +16,7 @@ from pallas_kernels.quantized_matmul import (
     quantized_matmul,
 )
 from tests.pallas_kernels.lowering import lowered_for_cuda
+from tests.pallas_kernels.quantized_matmul.oracle import SCALE_TYPES
 
 
 def abstract_weight(outputs: int, inputs: int, kind: str) -> QuantizedWeight:
@@ -24,9 +25,10 @@ def abstract_weight(outputs: int, inputs: int, kind: str) -> QuantizedWeight:
     name, *options = kind.split()
     if name == "int4":
         groups = 1 if options[0] == "row" else inputs // int(options[0])
+        scale_type = next((one for one in options if one in SCALE_TYPES), "float32")
         return Int4Weight(
             shape((outputs, formats.packed_columns(inputs)), jnp.uint16),
-            shape((groups, outputs), jnp.float32),
+            shape((groups, outputs), scale_type),
             shape((groups, outputs), jnp.uint8) if "zeros" in options else None,
         )
     if name == "int8":

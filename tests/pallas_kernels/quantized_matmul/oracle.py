@@ -18,6 +18,7 @@ from pallas_kernels.quantized_matmul import (
 
 # relative to the largest element of the result, for a result in this type
 TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 8e-3}
+SCALE_TYPES = ("float16", "bfloat16")  # of 4-bit weights, where a kind names one
 
 
 def unpacked(packed: np.ndarray, inputs: int) -> np.ndarray:
@@ -81,7 +82,7 @@ def random_weight(
     rng: np.random.Generator, outputs: int, inputs: int, kind: str
 ) -> QuantizedWeight:
     """A random weight: "int8", "fp8", "fp8 tensor", "fp8 128" (with scales by group), or
-    "int4 GROUP" with or without " zeros"."""
+    "int4 GROUP" with or without " zeros", and one of SCALE_TYPES."""
     matrix = rng.standard_normal((outputs, inputs)).astype(np.float32)
     # channels and groups of very different size: a scale at the wrong place is a large error
     matrix *= np.exp(rng.uniform(-2, 2, (outputs, 1)))
@@ -99,9 +100,11 @@ def random_weight(
     away = np.where(np.arange(outputs) % 2, 0.5, -0.5)[:, None]
     shifted = matrix + away * np.abs(matrix).max(axis=1, keepdims=True)
     asymmetric = "zeros" in options
-    return quantize_int4(
+    weight = quantize_int4(
         jnp.asarray(shifted if asymmetric else matrix), group, asymmetric=asymmetric
     )
+    scale_type = next((one for one in options if one in SCALE_TYPES), "float32")
+    return weight._replace(scales=weight.scales.astype(scale_type))
 
 
 def weight_of_any_bits(
@@ -109,7 +112,7 @@ def weight_of_any_bits(
 ) -> QuantizedWeight:
     """A weight of any numbers that its format has, with random scales; kinds as above."""
     weight = random_weight(rng, outputs, inputs, kind)
-    scales = lambda like: jnp.asarray(rng.uniform(0.5, 2.0, like.shape), jnp.float32)  # noqa: E731
+    scales = lambda like: jnp.asarray(rng.uniform(0.5, 2.0, like.shape), like.dtype)  # noqa: E731
     if isinstance(weight, Int4Weight):
         packed = rng.integers(0, 2**16, weight.packed.shape).astype(np.uint16)
         zeros = weight.zeros
@@ -147,9 +150,9 @@ KINDS = (
     "fp8 tensor",
     "fp8 128",
     "int4 32",
-    "int4 64 zeros",
+    "int4 64 zeros bfloat16",
     "int4 128",
     "int4 128 zeros",
-    "int4 row",
+    "int4 row float16",
     "int4 row zeros",
 )

@@ -25,10 +25,10 @@ from tests.pallas_kernels.strategies import examples
 # tails of rows and channels, more steps than stages, parts of K, all formats and groups
 CASES = [
     (Product(1, 128, 512, "int8", "bfloat16"), 64, 2, 1),
-    (Product(7, 208, 512, "int4 128 zeros", "bfloat16"), 64, 2, 1),
-    (Product(16, 128, 768, "int4 64", "bfloat16"), 64, 2, 2),
+    (Product(7, 208, 512, "int4 128 zeros float16", "bfloat16"), 64, 2, 1),
+    (Product(16, 128, 768, "int4 64 bfloat16", "bfloat16"), 64, 2, 2),
     (Product(2, 128, 256, "int4 32", "float16"), 64, 2, 1),
-    (Product(9, 128, 512, "int4 row zeros", "bfloat16"), 8, 2, 2),
+    (Product(9, 128, 512, "int4 row zeros float16", "bfloat16"), 8, 2, 2),
     (Product(16, 208, 384, "fp8 tensor", "bfloat16"), 64, 2, 1),
     # rows that end inside a block of 256 inputs
     (Product(8, 128, 896, "int4 128 zeros", "bfloat16"), 64, 2, 2),

@@ -12,7 +12,7 @@ from tests.pallas_kernels.strategies import examples
 
 # tails of every dimension, parts of K, all formats and groups
 CASES = [
-    (Product(7, 72, 320, "int4 64 zeros", "bfloat16"), 2),
+    (Product(7, 72, 320, "int4 64 zeros float16", "bfloat16"), 2),
 ]
 SLOW_CASES = [
     (Product(5, 40, 352, "int8", "bfloat16", "int8"), 1),
@@ -22,7 +22,7 @@ SLOW_CASES = [
     (Product(16, 72, 544, "int4 32 zeros", "bfloat16"), 3),
     (Product(64, 136, 384, "int4 128 zeros", "bfloat16"), 1),
     (Product(200, 72, 320, "int4 row", "float32"), 1),
-    (Product(16, 72, 416, "int4 row zeros", "bfloat16"), 2),
+    (Product(16, 72, 416, "int4 row zeros bfloat16", "bfloat16"), 2),
     (Product(33, 72, 256, "fp8", "bfloat16"), 1),
     (Product(70, 72, 384, "fp8 128", "bfloat16"), 2),
     (Product(5, 40, 352, "int8", "bfloat16", "int8"), 3),

@@ -17,6 +17,7 @@ from pallas_kernels.rotary import split_rotate
 from tests.pallas_kernels.strategies import SEEDS, examples, numbers
 
 TOLERANCE = {"bfloat16": 8e-3, "float32": 1e-6, "float16": 2e-3}
+KINDS = (None, "norm", "gemma")
 # tokens, KV heads, parts (queries, key, value), head_dim; a native task is 16384 elements, so the
 # simplest shape has one token more than two tasks
 SHAPES = st.tuples(
@@ -28,13 +29,15 @@ SHAPES = st.tuples(
 
 
 def normed(x: np.ndarray, norm: Norm | None) -> np.ndarray:
-    """Rounded to the type of the weight before it is multiplied with it, as all backends do."""
+    """Rounded to the type of the weight before it is multiplied with it, as all backends do, but
+    for Gemma's."""
     if norm is None:
         return x
+    weight = np.asarray(norm.weight, np.float64)
     rows = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.eps)
-    return np.asarray(jnp.asarray(rows, norm.weight.dtype), np.float64) * np.asarray(
-        norm.weight, np.float64
-    )
+    if norm.offset:
+        return rows * (1 + weight)
+    return np.asarray(jnp.asarray(rows, norm.weight.dtype), np.float64) * weight
 
 
 def rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
@@ -50,16 +53,17 @@ def test_against_float64(backend, count):
         pytest.skip(f"native kernels: {native.availability().reason}")
 
     @examples(count)
-    @given(SHAPES, st.sampled_from(tuple(TOLERANCE)), st.booleans(), SEEDS)
-    def check(shape, dtype, has_norms, seed):
+    @given(SHAPES, st.sampled_from(tuple(TOLERANCE)), st.sampled_from(KINDS), SEEDS)
+    def check(shape, dtype, kind, seed):
         rng = np.random.default_rng(seed)
         tokens, _, parts, head_dim = shape
         angles = rng.uniform(0, 100, (tokens, head_dim // 2))
         qkv = jnp.asarray(rng.standard_normal(shape), dtype)
         q_norm = k_norm = None
-        if has_norms:
+        if kind:
             q_norm, k_norm = (
-                Norm(jnp.asarray(rng.uniform(0.5, 2, head_dim), dtype), eps) for eps in (1e-6, 1e-2)
+                Norm(jnp.asarray(rng.uniform(0.5, 2, head_dim), dtype), eps, kind == "gemma")
+                for eps in (1e-6, 1e-2)
             )
         run = functools.partial(split_rotate, q_norm=q_norm, k_norm=k_norm, backend=backend)
         tables = (jnp.asarray(part(angles), jnp.float32) for part in (np.cos, np.sin))
@@ -77,14 +81,15 @@ def test_against_float64(backend, count):
     check()
 
 
+@pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("backend", ["native", "xla"])
-def test_a_norm_is_rounded_where_the_model_rounds(backend):
-    """Before its weight and behind it: what is not turned shows it."""
+def test_a_norm_is_rounded_where_the_model_rounds(backend, offset):
+    """Before its weight and behind it, Gemma's behind it alone: what is not turned shows it."""
     if backend == "native" and not native.availability().available:
         pytest.skip(f"native kernels: {native.availability().reason}")
     rng = np.random.default_rng(0)
     qkv, weight = (jnp.asarray(rng.uniform(0.5, 2, n), "bfloat16") for n in ((9, 2, 3, 40), 40))
-    norm, still = Norm(weight, 0.1), (jnp.ones((9, 20)), jnp.zeros((9, 20)))
+    norm, still = Norm(weight, 0.1, offset), (jnp.ones((9, 20)), jnp.zeros((9, 20)))
     found, _, _ = split_rotate(qkv, *still, q_norm=norm, k_norm=None, backend=backend)
     wanted = jnp.asarray(normed(np.asarray(qkv[:, :, 0], np.float64), norm), "bfloat16")
     # the factor is a float32 number, which may turn a tie

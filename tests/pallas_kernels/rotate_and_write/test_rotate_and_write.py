@@ -38,18 +38,19 @@ class Problem:
     pool: str
     parts: int = 1
     norms: bool = False
+    offset: bool = False
     page_size: int = 8
     tokens: int = 7
 
     def __str__(self) -> str:
-        norms = "-norms" if self.norms else ""
+        norms = ("-offset" if self.offset else "-norms") if self.norms else ""
         shape = f"{self.group}x{self.kv_heads}x{self.head_dim}"
         return f"{shape}-{self.dtype}-in-{self.pool}-{self.parts}{norms}"
 
 
 PROBLEMS = [
     Problem(4, 2, 64, "bfloat16", "bfloat16", parts=4),
-    Problem(1, 3, 80, "float32", "float32", norms=True),
+    Problem(1, 3, 80, "float32", "float32", norms=True, offset=True),
     Problem(7, 1, 128, "bfloat16", "uint16", norms=True),  # Qwen's group, and how a CPU stores
     Problem(3, 2, 18, "float16", "float32", parts=2, norms=True, page_size=16),
     Problem(8, 1, 256, "float16", "float16", parts=3),
@@ -71,9 +72,10 @@ def operands(problem: Problem, padding: int, seed: int):
     where[problem.tokens - padding :] = 0
     norms = [None, None]
     if problem.norms:
+        weights = rng.uniform(0.5, 2, (2, problem.head_dim))
         norms = [
-            Norm(jnp.asarray(rng.uniform(0.5, 2, problem.head_dim), problem.dtype), eps)
-            for eps in (1e-6, 1e-2)
+            Norm(jnp.asarray(weight, problem.dtype), eps, problem.offset)
+            for weight, eps in zip(weights, (1e-6, 1e-2), strict=True)
         ]
     places = [jnp.asarray(part, jnp.int32) for part in np.divmod(where, problem.page_size)]
     return qkv, angles, before, where, places, norms
@@ -86,6 +88,7 @@ INTERPRETED = [
 ]
 
 
+@pytest.mark.usefixtures("poison_outside")
 @pytest.mark.parametrize(
     ("problem", "backend"), [*((p, "xla") for p in PROBLEMS), *INTERPRETED], ids=str
 )
@@ -133,12 +136,13 @@ def test_against_float64(problem, backend, padding, seed):
     np.testing.assert_array_equal(np.asarray(written[:, 1], np.float64), want_v)
 
 
+@pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("backend", ["xla", pytest.param("triton", marks=pytest.mark.slow)])
-def test_a_norm_is_rounded_where_the_model_rounds(backend):
-    """Before its weight and behind it: what is not turned shows it."""
+def test_a_norm_is_rounded_where_the_model_rounds(backend, offset):
+    """Before its weight and behind it, Gemma's behind it alone: what is not turned shows it."""
     rng = np.random.default_rng(0)
     qkv, weight = (jnp.asarray(rng.uniform(0.5, 2, n), "bfloat16") for n in ((1, 9, 2, 3, 40), 40))
-    norm, still = Norm(weight, 0.1), (jnp.ones((9, 20)), jnp.zeros((9, 20)))
+    norm, still = Norm(weight, 0.1, offset), (jnp.ones((9, 20)), jnp.zeros((9, 20)))
     index = jnp.arange(9, dtype=jnp.int32)
     found, _ = rotate_and_write(
         qkv, *still, jnp.zeros((9, 8, 2, 2, 40), "bfloat16"), index, index % 8,

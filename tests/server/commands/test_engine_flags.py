@@ -79,7 +79,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "kv_offloading_path": "/p",
         "kv_offloading_path_size": 2.5,
         "allowed_local_media_path": "/m",
-        "num_processes": 1,  # several rule some of the others out
+        "num_processes": 1,  # several rule some of the others out, and so do stages
+        "pipeline_parallel_size": 1,
         "process_id": 0,
     }
     rules = {k: one.rule for k, one in settings_of(EngineConfig).items() if one.flag}

@@ -92,11 +92,17 @@ def test_a_plan_is_text_or_json(tmp_path, capsys):
     offer = {"offer": "one", "device": "a100", "devices": 1, "memory_gb": 80, "per_hour": 2}
     (tmp_path / "prices").write_text(json.dumps(offer))
     words = [*PLAN, "--quantization", "int8", "--prices", str(tmp_path / "prices")]
+    words += ["--device", "a100", "--scaling"]
     assert main(words) == 0
-    assert "| one | int8 | 1 | 1 | 1 |" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "| one | int8 | 1 | 1 | 1 |" in told
+    steps = [line for line in told.splitlines() if line.startswith("| llama-3-8b | a100 |")]
+    assert steps[3].startswith("| llama-3-8b | a100 | 8 | 1.1 | 65 |") and len(steps) == 6
     assert main([*words, "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
     assert written["candidates"][0]["offer"] == "one"
+    assert [one["devices"] for one in written["scaling"]] == [1, 2, 4, 8, 16, 32]
+    assert {one["quantization"] for one in written["scaling"]} == {"int8"}
     assert main([*words, "--tpot-p99", "0.1ms"]) == 1
     assert "Nothing serves this load" in capsys.readouterr().out
 

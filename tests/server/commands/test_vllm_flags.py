@@ -54,7 +54,6 @@ def test_the_flags_of_a_usual_command_line() -> None:
     "words",
     [
         ["--enable-lora"],
-        ["--pipeline-parallel-size", "2"],
         ["--middleware", "a.b"],
         ["--response-role", "bot"],
         ["--lora-modules", "a=b"],

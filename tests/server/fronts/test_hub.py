@@ -13,15 +13,23 @@ import pytest
 from jaxserve.boundary.front_messages import EngineStanding
 from server.counts import Cell
 from server.fronts import hub as module
+from server.fronts.front_process import HUNG_S, FrontProcess
 from server.fronts.hub import MOST_DEATHS, Hub
 
 
 class Front:
+    is_hung = FrontProcess.is_hung
+
     def __init__(self, start: Any, *_: Any):
         self.name, self.row, self.is_ready = start.name, start.row, False
         self.is_lost = False
+        self.kills = 0
+        self._turns = self._silent_s = 0.0
         self.sent: list[Any] = []
         self.send = self.sent.append
+
+    def kill(self) -> None:
+        self.kills += 1
 
     def lost(self) -> None:
         self.is_lost = True
@@ -60,6 +68,28 @@ def test_one_that_dies_before_it_answers_ends_the_server(hub: Any) -> None:
         assert hub.error is None
         hub._ended(hub.made[-1], "ended with exit code 1")
     assert len(hub.made) == MOST_DEATHS and "ended with exit code 1" in hub.error
+
+
+def test_a_front_whose_loop_stands_still_is_killed_once(hub: Any) -> None:
+    front = hub.made[0]
+    hub._end_hung(1000.0)
+    assert not front.kills, "it has not begun"
+    hub._board.counts(1).put(Cell.TURNS, 1)
+    hub._end_hung(1000.0)
+    hub._end_hung(1000.0)
+    assert not front.kills, "it is loading"
+    front.is_ready = True
+    for turns in (1, 2):
+        hub._board.counts(1).put(Cell.TURNS, turns)
+        hub._end_hung(1000.0)
+        hub._end_hung(HUNG_S)
+    assert not front.kills, "it has turned"
+    hub._end_hung(0.1)
+    hub._end_hung(0.1)
+    assert front.kills == 1
+    hub._ended(front, "was ended by signal 9 (SIGKILL)")
+    hub._end_hung(1000.0)
+    assert len(hub.made) == 2 and not hub.made[1].kills, "its successor has not begun"
 
 
 def test_nothing_is_started_once_the_server_ends(hub: Any) -> None:

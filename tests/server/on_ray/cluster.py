@@ -1,6 +1,6 @@
 """A program: a local Ray cluster that serves the bundled model, its faults, load and updates.
 
-    python -m tests.server.on_ray.cluster faults|scaling|batch PORT FOLDER
+    python -m tests.server.on_ray.cluster faults|scaling|bundles|batch PORT FOLDER
 
 Prints a JSON object of what was seen, as the last line.
 """
@@ -31,6 +31,7 @@ from tests.server.server_process import ROOT
 
 RAY_PAGE = ROOT / "docs" / "ray.md"
 REPLICA, ENGINE = "ray::ServeReplica:default:jaxserve:tiny", "jaxserve.isolation.child"
+FOLLOWER = "ray::Follower"
 IN_TURN = {"request_router_class": "tests.server.on_ray.round_robin.RoundRobinRouter"}
 ROUND_ROBIN = {"request_router_config": IN_TURN}
 SECONDS = 200
@@ -215,6 +216,25 @@ def _pids() -> set[int]:
     return {one.pid for one in processes(REPLICA)}
 
 
+def bundles(port: int, folder: Path) -> dict[str, Any]:
+    """A replica of two processes in two bundles: one of them is killed."""
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    one = config()
+    of_two = {"num_processes": 2, "tensor_parallel_size": 2, "dtype": "float32"}
+    small = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 1}, "compile_ahead": 1}
+    one["engine_kwargs"] |= of_two | small | {"linear_backend": "xla"}
+    began, url = time.monotonic(), f"http://127.0.0.1:{port}"
+    serve.run(build_openai_app({"llm_configs": [one]}))
+    seen: dict[str, Any] = {"ready_s": time.monotonic() - began}
+    before = processes(FOLLOWER)
+    seen["followers"], seen["engines"] = len(before), len(processes(ENGINE))
+    seen["plain"] = load(url, 16)
+    seen["killed"] = load(url, 16, lambda: kill(before))
+    seen["afterwards"] = load(url, 8)
+    seen["another"] = {one.pid for one in before}.isdisjoint(one.pid for one in processes(FOLLOWER))
+    return seen
+
+
 def batch(port: int, folder: Path) -> dict[str, Any]:
     """Lines of which some are bad and some were answered before, by two workers of Ray Data."""
     source, target = folder / "in.jsonl", folder / "out.jsonl"
@@ -264,7 +284,9 @@ def main(name: str, port: int, folder: Path) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     cluster = ray.init(num_cpus=4, include_dashboard=name == "scaling", log_to_driver=False)
     os.environ["RAY_DASHBOARD_ADDRESS"] = f"http://{cluster.dashboard_url}"  # of `serve deploy`
-    seen = {"faults": faults, "scaling": scaling, "batch": batch}[name](port, folder)
+    seen = {"faults": faults, "scaling": scaling, "bundles": bundles, "batch": batch}[name](
+        port, folder
+    )
     serve.shutdown()
     ray.shutdown()
     print(json.dumps(seen))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from checkpoints import bundled_model_path
+from jaxserve.errors import ValidationError
 from jaxserve.ray import LLMConfig
-from server.on_ray.batch import Worker, _rows
+from server.on_ray.batch import Worker, _rows, run_batch
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_batch import line
 
@@ -31,3 +32,11 @@ def test_a_worker_asks_its_batch_for_no_key(
     assert told["failed"] == [False] * 9 + [True]
     assert "longer than a body may be" in told["answer"][-1]
     assert not engine.refused and len(engine.started) == 9
+
+
+def test_a_batch_is_no_work_for_several_processes(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(line("r", {"prompt": "x"}))
+    kwargs = {"num_processes": 2, "tensor_parallel_size": 2}
+    config = LLMConfig(LOADING, engine_kwargs=kwargs)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match=r"num_processes=2 .*: 1: a worker"):
+        run_batch(config, tmp_path / "in.jsonl", tmp_path / "out.jsonl")

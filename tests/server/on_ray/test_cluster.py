@@ -50,6 +50,17 @@ def test_replicas_follow_the_load_and_an_update_fails_no_request(tmp_path: Path)
         assert len(set(seen[phase])) <= 8, "each prompt has one text"
 
 
+def test_an_engine_has_the_processes_of_two_bundles(tmp_path: Path) -> None:
+    seen = seen_of("bundles", tmp_path)
+    assert (seen["followers"], seen["engines"]) == (1, 2)
+    right = {int(number) % 8: text for number, text in seen["plain"].items()}
+    for phase in ("plain", "killed", "afterwards"):
+        for number, text in seen[phase].items():
+            cut = phase == "killed" and int(number) % 2 and text == "error event"
+            assert cut or text == right[int(number) % 8], (phase, number, text)
+    assert seen["another"], "Ray has made the replica again"
+
+
 def test_two_workers_answer_a_batch_in_order(tmp_path: Path) -> None:
     seen = seen_of("batch", tmp_path)
     assert seen["order"] == [f"r{number}" for number in range(1, 31)]

@@ -21,6 +21,13 @@ def config(**fields: Any) -> LLMConfig:
     return LLMConfig(**({"model_loading_config": LOADING} | fields))
 
 
+def two(bundles: Any = None, **kwargs: Any) -> dict[str, Any]:
+    """Of an engine of two processes."""
+    deployed = {} if bundles is None else {"placement_group_bundles": bundles}
+    wanted = {"num_processes": 2, "tensor_parallel_size": 4}
+    return {"engine_kwargs": wanted | kwargs, "deployment_config": deployed}
+
+
 def scaled(**fields: Any) -> dict[str, Any]:
     return {"deployment_config": {"autoscaling_config": fields or 1}}
 
@@ -49,13 +56,26 @@ def test_a_configuration_is_a_command_line_of_serve() -> None:
         ({"engine_kwargs": {"api_key": ["x", "y"]}}, "engine_kwargs.api_key=.*: one value"),
         ({"engine_kwargs": {"max_num_seks": 4}}, "did you mean --max-num-seqs"),
         ({"engine_kwargs": {"port": 1}}, "engine_kwargs.port"),
-        ({"engine_kwargs": {"num-processes": 2}}, "num-processes.*Ray starts no engine of several"),
+        ({"engine_kwargs": {"process-id": 1}}, "process-id=.*as many as num_processes"),
+        ({"engine_kwargs": {"num_processes": 0}}, "num_processes=0"),
+        (
+            two(tensor_parallel_size=3),
+            "tensor_parallel_size=3 .*: a multiple of 2 where num_processes is 2",
+        ),
+        (two(data_parallel_size=2), "data_parallel_size=2 .*: 1 where num_processes is 2"),
+        (two(isolate_engine=False), "isolate_engine=False .*: true where num_processes is 2"),
+        (two([{"CPU": 1}]), "bundles=.*one bundle for each of num_processes=2"),
+        (two([{"CPU": 1}, 3]), r"bundles\[1\]=3 .*a mapping"),
+        (two([{"CPU": 1}, {"GPU": 1}]), r"bundles\[1\].CPU=None .*1 or more"),
         ({"engine_kwargs": {"model": "x"}}, "engine_kwargs.model"),
         ({"engine_kwargs": {"ssl-certfile": "x"}}, "engine_kwargs.ssl-certfile"),
         ({"engine_kwargs": {"model": "x"}}, "engine_kwargs.model.*model_loading_config"),
         ({"engine_kwargs": {"served-model-name": "x"}}, "engine_kwargs.served-model-name"),
         ({"deployment_config": [1]}, "deployment_config"),
-        ({"deployment_config": {"placement_group_bundles": [{}, {}]}}, "several processes"),
+        (
+            {"deployment_config": {"placement_group_bundles": [{}, {}]}},
+            "one bundle: .*num_processes is 1",
+        ),
         ({"deployment_config": {"placement_group_bundles": 3}}, "placement_group_bundles=3"),
         ({"deployment_config": {"ray_actor_options": None}}, "ray_actor_options=None"),
         ({"deployment_config": {"ray_actor_options": {"resources": 1}}}, "resources=1"),
@@ -102,6 +122,20 @@ def test_a_replica_with_several_engines_asks_for_all_of_their_devices() -> None:
     kwargs = {"tensor_parallel_size": 2, "data_parallel_size": 3}
     options = config(accelerator_type="H200", engine_kwargs=kwargs).options()
     assert options["ray_actor_options"]["num_gpus"] == 6
+
+
+def test_each_process_of_an_engine_has_a_bundle() -> None:
+    options = config(**two(), accelerator_type="H200").options()
+    one = {"CPU": 1, "GPU": 2, "accelerator_type:H200": 0.001}
+    assert options["placement_group_bundles"] == [one, one]
+    actor = options["ray_actor_options"]
+    assert (actor["num_cpus"], actor["num_gpus"]) == (1, 2)
+    tpu = config(**two(), accelerator_type="TPU-V6E").options()["placement_group_bundles"]
+    assert tpu[1] == {"CPU": 1, "TPU": 2, "accelerator_type:TPU-V6E": 0.001}
+    own = [{"CPU": 2}, {"CPU": 3, "host": 1}]
+    assert config(**two(own)).options()["placement_group_bundles"] == own
+    alone = config(deployment_config={"placement_group_bundles": [{"CPU": 2}]}).options()
+    assert alone["placement_group_bundles"] == [{"CPU": 2}]
 
 
 def test_options_of_the_deployment_win() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -21,6 +23,7 @@ from server.client_limits import Limits
 from server.on_ray.app import Replica
 from server.on_ray.config import MAX_IN_FRONT, MAX_ONGOING, MAX_QUEUED
 from server.on_ray.forwarding import Forwarded, Front, messages_of
+from tests.server.server_process import ROOT
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 
@@ -172,6 +175,21 @@ def test_the_front_has_room_for_all_that_wait_for_replicas() -> None:
     bounds = front().max_ongoing_requests, front().max_queued_requests
     assert bounds == (MAX_IN_FRONT, MAX_QUEUED) and MAX_IN_FRONT >= MAX_ONGOING + MAX_QUEUED
     assert front(max_ongoing_requests=7).max_ongoing_requests == 7
+
+
+def test_what_the_page_and_the_manifest_deploy_is_built() -> None:
+    """By Ray's own checks too, such as that a replica has room in its first bundle."""
+    page = (ROOT / "docs" / "ray.md").read_text()
+    whole, part = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    manifest = yaml.safe_load((ROOT / "deploy/kubernetes/rayservice.yaml").read_text())
+    loading = {"model_loading_config": {"model_id": "tiny"}}
+    several = {"llm_configs": [loading | yaml.safe_load(part)]}
+    told = [yaml.safe_load(one) for one in (whole, manifest["spec"]["serveConfigV2"])]
+    for args in [several, *(one["applications"][0]["args"] for one in told)]:
+        (replicas,) = build_openai_app(args)._bound_deployment.init_args
+        words, processes, actor = replicas._bound_deployment.init_args
+        assert words[0] == "serve" and processes == (2 if args is several else 1)
+        assert actor["num_gpus"] == (8 if args is several else 1)
 
 
 def test_what_waits_in_a_replica_is_told_while_its_engine_is_replaced() -> None:

@@ -20,6 +20,7 @@ def test_text(client: TestClient) -> None:
 def test_messages(client: TestClient) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "return_token_strs": True}
     assert "".join(client.post("/tokenize", json=body).json()["token_strs"]) == "[user]x[assistant]"
+    body["mm_processor_kwargs"] = {"max_pixels": 9}  # of images, as in chats
     body["add_generation_prompt"] = False
     assert client.post("/tokenize", json=body).json()["count"] == len("[user]x")
 

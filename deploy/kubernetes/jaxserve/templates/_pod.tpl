@@ -1,5 +1,7 @@
-{{- /* The pod template that every kind of workload shares. */ -}}
+{{- /* The pod template that every kind of workload shares. `role` is leader or worker in a group, and else empty. */ -}}
 {{- define "jaxserve.pod" -}}
+{{- $role := .role -}}
+{{- with .root -}}
 metadata:
   labels:
     {{- include "jaxserve.labels" . | nindent 4 }}
@@ -48,12 +50,28 @@ spec:
     - name: jaxserve
       image: {{ include "jaxserve.image" . }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
-      args: [serve, --config, /etc/jaxserve/serve.yaml]
+      args:
+        - serve
+        - --config
+        - /etc/jaxserve/serve.yaml
+        {{- if $role }}
+        # LWS gives each container of a group its variables
+        - --process-id=$(LWS_WORKER_INDEX)
+        - --coordinator={{ eq $role "leader" | ternary "[$(POD_IP)]" "$(LWS_LEADER_ADDRESS)" }}:{{ .Values.leaderWorkerSet.port }}
+        {{- end }}
+      {{- if ne $role "worker" }}
       ports:
         - name: http
           containerPort: {{ .Values.port }}
-      {{- if or .Values.env .Values.secrets.huggingFace.name }}
+      {{- end }}
+      {{- if or .Values.env .Values.secrets.huggingFace.name (eq $role "leader") }}
       env:
+        {{- if eq $role "leader" }}
+        # when it begins to listen its name may not be known yet
+        - name: POD_IP
+          valueFrom:
+            fieldRef: {fieldPath: status.podIP}
+        {{- end }}
         {{- with .Values.secrets.huggingFace }}
         {{- if .name }}
         - name: HF_TOKEN
@@ -71,7 +89,13 @@ spec:
       lifecycle:
         preStop:
           exec:
+            {{- if eq $role "worker" }}
+            # it ends by itself when the leader has drained, and is needed until then
+            command: [sleep, {{ add .Values.drain.preStopSeconds .Values.drain.shutdownTimeoutSeconds 10 | quote }}]
+            {{- else }}
             command: [sleep, {{ .Values.drain.preStopSeconds | quote }}]
+            {{- end }}
+      {{- if ne $role "worker" }}
       startupProbe:
         httpGet: {path: {{ .Values.probes.readiness.path }}, port: http}
         periodSeconds: 5
@@ -79,12 +103,13 @@ spec:
         failureThreshold: {{ div (add .Values.probes.startupSeconds 4) 5 }}
       {{- range $kind := list "readiness" "liveness" }}
       {{ $kind }}Probe:
-        {{- with index $.Values.probes $kind }}
+        {{- with index $.root.Values.probes $kind }}
         httpGet: {path: {{ .path }}, port: http}
         periodSeconds: {{ .periodSeconds }}
         timeoutSeconds: {{ .timeoutSeconds }}
         failureThreshold: {{ .failureThreshold }}
         {{- end }}
+      {{- end }}
       {{- end }}
       volumeMounts:
         - {name: config, mountPath: /etc/jaxserve, readOnly: true}
@@ -92,6 +117,9 @@ spec:
         - {name: tmp, mountPath: /tmp}
         {{- if .Values.secrets.apiKeys.name }}
         - {name: api-keys, mountPath: /etc/jaxserve-keys, readOnly: true}
+        {{- end }}
+        {{- if $role }}
+        - {name: process-token, mountPath: /etc/jaxserve-process, readOnly: true}
         {{- end }}
         {{- with .Values.extraVolumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
   volumes:
@@ -115,5 +143,12 @@ spec:
         items: [{key: {{ .key }}, path: keys.yaml}]
     {{- end }}
     {{- end }}
+    {{- if $role }}
+    - name: process-token
+      secret:
+        secretName: {{ .Values.secrets.processToken.name }}
+        items: [{key: {{ .Values.secrets.processToken.key }}, path: token}]
+    {{- end }}
     {{- with .Values.extraVolumes }}{{ toYaml . | nindent 4 }}{{ end }}
+{{- end -}}
 {{- end -}}

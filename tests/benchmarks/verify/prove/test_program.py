@@ -132,6 +132,23 @@ ENTRY %main (pool: bf16[64,16384], x: f32[8]) -> (bf16[64,16384], f32[8]) {{
     assert counts("HloModule jit_f\n" + entry, layers=0).moved == 2 * 4 * 8 + 2 * 64 * 16384
 
 
+def test_what_is_in_the_memory_of_a_tpu_itself_is_not_moved():
+    near = "bf16[64,64]{1,0:T(8,128)(2,1)S(1)}"
+    begun = f"(bf16[64,64]{{1,0:T(8,128)(2,1)}}, {near}, u32[]{{:S(2)}})"
+    entry = f"""\
+HloModule jit_f
+ENTRY %main (w: bf16[64,64], x: f32[8]) -> f32[8] {{
+  %w = bf16[64,64]{{1,0:T(8,128)(2,1)}} parameter(0)
+  %x = f32[8]{{0}} parameter(1)
+  %copy-start = {begun} copy-start(%w)
+  %copy-done = {near} copy-done(%copy-start)
+  %y = {near} fusion(%copy-done), kind=kLoop, calls=%f
+  ROOT %z = f32[8]{{0}} fusion(%x, %y), kind=kLoop, calls=%g
+}}
+"""
+    assert counts(entry, layers=0).moved == 4 * 8
+
+
 def test_graphs_and_what_is_outside_of_them():
     found = counts(HLO, layers=2, thunks=THUNKS)
     assert (found.graphs, found.outside) == (2, 1)
