@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from checkpoints import bundled_model_path
+from jaxserve.processes.network import free_port
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 
@@ -77,11 +77,6 @@ def start(*flags: str, module: str = "server") -> tuple[subprocess.Popen[str], l
 
     threading.Thread(target=read, daemon=True).start()
     return process, lines
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvicorn
 
+from jaxserve.processes.network import free_port
 from server.app import create_app
 from server.tools.choice import Parsers
-from tests.server.server_process import free_port
 from tests.server.unconstrained import UnconstrainedEngine
 
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
