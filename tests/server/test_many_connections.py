@@ -54,7 +54,7 @@ def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
-def test_trailers_are_dropped_and_bounded(port: int, engine: Recorder) -> None:
+def test_trailers_are_dropped_and_bounded(port: int) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     chunk = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
     good = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")

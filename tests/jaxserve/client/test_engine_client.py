@@ -223,7 +223,7 @@ def test_an_interrupt_anywhere_costs_only_its_call(config, monkeypatch) -> None:
     client.close()
 
 
-def test_metrics_name_a_model_and_no_path(config, tmp_path) -> None:
+def test_metrics_name_a_model_and_no_path(tmp_path) -> None:
     def label(**settings: Any) -> str:
         client = ThreadClient(EngineConfig(**settings), ClientClock(), lambda: None)
         text = generate_latest(client.metrics.registry).decode()

@@ -143,7 +143,7 @@ def test_what_export_refuses_is_traced_as_ever_and_told(tmp_path, caplog):
     assert not list((tmp_path / "steps").glob("*.step"))
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog):
     kept = LoweredStepCache(tmp_path, "")
     shutil.rmtree(tmp_path / "steps")
     kept.step("decode", step, OPERANDS)

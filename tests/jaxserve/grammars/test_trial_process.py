@@ -138,7 +138,7 @@ def test_a_second_token_that_is_costly_is_refused(checks: GrammarChecks) -> None
 
 
 @pytest.mark.slow
-def test_the_process_is_small_and_ends_when_its_parent_has_gone(tmp_path: Path) -> None:
+def test_the_process_is_small_and_ends_when_its_parent_has_gone() -> None:
     """It has one thread, since it is forked, and neither jax nor a tokenizer's library."""
     code = f"""
 import sys, time

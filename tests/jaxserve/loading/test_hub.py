@@ -213,7 +213,7 @@ def test_what_cannot_be_served_is_refused_before_the_weights(
 
 @pytest.mark.slow
 def test_a_head_that_the_config_denies_is_found_once_the_weights_are_here(
-    server: HubServer, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: HubServer, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine is planned again, with a head of its own; a folder is judged at once."""
     tensors = load(BUNDLED["model.safetensors"])
