@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checkpoints import bundled_model_path
 from jaxserve.processes.network import free_port
+from tests.waiting import until
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 
@@ -53,10 +54,11 @@ class Server:
     def wait_until_idle(self, seconds: float = 60) -> None:
         """Wait until no request runs or waits and no page is owned."""
         gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        deadline = time.monotonic() + seconds
-        while any(self.gauge(name) for name in gauges):
-            assert time.monotonic() < deadline, {name: self.gauge(name) for name in gauges}
-            time.sleep(0.05)
+
+        def busy() -> dict[str, float]:
+            return {name: value for name in gauges if (value := self.gauge(name))}
+
+        until(lambda: not busy(), seconds, busy)
 
 
 def start(*flags: str, module: str = "server") -> tuple[subprocess.Popen[str], list[str]]:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.server.server_process import CONTEXT, ROOT, Server, running_server, start
+from tests.waiting import until
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
@@ -72,10 +73,7 @@ def test_health_was_503_while_the_model_loaded(server: Server) -> None:
 
 @pytest.mark.slow
 def test_it_announces_itself_with_a_curl_line_that_works(server: Server) -> None:
-    deadline = time.monotonic() + 60
-    while not (curl := [line for line in server.lines if line.startswith("curl ")]):
-        assert time.monotonic() < deadline, server.lines
-        time.sleep(0.05)
+    curl = until(lambda: [line for line in server.lines if line.startswith("curl ")])
     assert len(curl) == 1 and server.url in curl[0]
     data = re.search(r"-d '(.*)'", curl[0])
     assert data is not None
@@ -430,9 +428,7 @@ def test_chat_in_a_terminal(server: Server) -> None:
 def test_a_taken_port_is_one_line(server: Server) -> None:
     process, lines = start("--port", server.url.rpartition(":")[2])
     assert process.wait(timeout=30) == 1
-    deadline = time.monotonic() + 60
-    while not lines and time.monotonic() < deadline:  # a thread reads them
-        time.sleep(0.05)
+    until(lambda: lines)  # a thread reads them
     assert len(lines) == 1 and "cannot listen" in lines[0]
 
 
