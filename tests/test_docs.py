@@ -16,6 +16,7 @@ import pytest
 
 from checkpoints import bundled_model_path
 from server.cli import build_parser
+from tests.command_line import run
 from tests.hub_server import serve_hub
 from tests.image_models import make_image_model
 from tests.load_traces import write_trace
@@ -220,14 +221,7 @@ def test_the_command_runs(command: str, tmp_path: Path) -> None:
     if words[0] == "tune":
         words += shlex.split("--quick --max-num-seqs 2 --quantization none int8")
         words += ["--output", str(tmp_path / "tuned.yaml"), "--ttft-ms", "1e6", "--itl-ms", "1e6"]
-    done = subprocess.run(
-        [sys.executable, "-c", "from server.cli import main; raise SystemExit(main())", *words],
-        cwd=ROOT,
-        input="Hello\n",
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run(*words, input="Hello\n", timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,22 +13,7 @@ import pytest
 from checkpoints import CheckpointError
 from jaxserve.errors import ValidationError
 from server import cli
-
-ROOT = Path(__file__).resolve().parents[2]
-JAXSERVE = "-c", "import sys; from server.cli import main; sys.exit(main())"
-ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
-
-
-def run(*words: str, program: Sequence[str] = JAXSERVE) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *program, *words],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        text=True,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+from tests.command_line import ROOT, run
 
 
 def test_help_loads_no_heavy_module() -> None:
@@ -116,7 +100,7 @@ def test_a_signal_while_the_model_loads(number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "server", "--port", "0"],
         cwd=ROOT,
-        env=ENVIRONMENT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,8 +7,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.server.server_process import CONTEXT, ROOT, Server, running_server, start
+from tests.command_line import run
+from tests.server.server_process import CONTEXT, Server, running_server, start
 from tests.waiting import until
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
@@ -409,17 +408,8 @@ def test_what_would_wait_too_long_is_refused_and_the_rest_is_whole() -> None:
 
 @pytest.mark.slow
 def test_chat_in_a_terminal(server: Server) -> None:
-    command = "import sys; from server.cli import main; sys.exit(main())"
     words = ["chat", "--url", server.url, "--max-tokens", "16", "--temperature", "0"]
-    result = subprocess.run(
-        [sys.executable, "-c", command, *words],
-        cwd=ROOT,
-        input="What is 12 + 30?\nAnd 1 + 1?\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = run(*words, input="What is 12 + 30?\nAnd 1 + 1?\n")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("> ") == 3 and len(result.stdout) > len("> > > \n\n\n")
 
