@@ -1,4 +1,4 @@
-"""The `jaxserve` command in a process of its own."""
+"""The `jaxserve` command, and other programs of Python, in processes of their own."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ def run(
     env: Mapping[str, str] = os.environ,
     timeout: float = 120,
     input: str | None = None,
+    cwd: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
     """How it ended, and what it has written; `program` is what Python runs before `words`."""
     return subprocess.run(
         [sys.executable, *program, *words],
-        cwd=ROOT,
+        cwd=cwd,
         env={**env, "JAX_PLATFORMS": "cpu"},
         input=input,
         text=True,
         capture_output=True,
         timeout=timeout,
     )
+
+
+def output_of(
+    *words: str, env: Mapping[str, str] = os.environ, timeout: float = 600, cwd: Path = ROOT
+) -> str:
+    """What Python with these words has written; it must have ended well."""
+    given = {**env, "PYTHONPATH": str(ROOT)}
+    done = run(*words, program=(), env=given, timeout=timeout, cwd=cwd)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout

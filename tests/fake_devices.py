@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.command_line import ROOT, output_of
 
 
 def environment(devices: int) -> dict[str, str]:
@@ -23,13 +20,4 @@ def said(devices: int, *words: str, timeout: float = 600) -> list[str]:
         devices: that it has.
         words: of Python's command line.
     """
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=environment(devices),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    return output_of(*words, env=environment(devices), timeout=timeout).splitlines()
