@@ -150,7 +150,7 @@ def test_aborted_while_it_is_compiled_and_while_it_runs(llm: LLM) -> None:
     assert client.stats().num_running == 0
 
 
-def test_a_grammar_that_fails_in_the_engine_ends_its_request(llm: LLM, monkeypatch) -> None:
+def test_a_grammar_that_fails_in_the_engine_ends_its_request(llm: LLM) -> None:
     prepared = llm.client.prepare(PROMPT, sampling(0, {"regex": "[a-z]+"}), "broken")
     object.__setattr__(prepared.group, "grammar", '{"grammars": [{"lark_grammar": "start: x"}]}')
     llm.client.add(prepared)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
-import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.waiting_requests import bytes_each
 from jaxserve import SamplingParams
 from jaxserve.boundary.messages import Abort, StepOutput
 from jaxserve.client import live_request, output_processor
@@ -49,17 +48,8 @@ class System:
 
 
 def test_a_request_that_waits_holds_two_kilobytes_and_an_eighth_beside_its_tokens() -> None:
-    system, count = System(), 1000
-    params = [SamplingParams(seed=index, detokenize=False) for index in range(count)]
     gc.freeze()  # what other tests have left is not looked through
-    tracemalloc.start()
-    for index in range(count):
-        system.add(f"r{index}", params[index])
-    gc.collect()
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    tokens = 2 * sys.getsizeof(PROMPT.copy())  # the engine's list and the client's
-    assert held / count - tokens < BYTES
+    assert bytes_each(1000) < BYTES
 
 
 def test_a_step_does_not_go_through_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:

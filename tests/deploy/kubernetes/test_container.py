@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from jaxserve.processes.network import free_port
 from pallas_kernels.native.build import cache_folder
 from tests.deploy.kubernetes import container
 from tests.deploy.kubernetes.rendering import needs_helm, of_kind, render
-from tests.server.server_process import STARTUP_S, free_port
+from tests.server.server_process import STARTUP_S
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 

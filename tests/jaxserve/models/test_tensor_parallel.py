@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fake_devices import said
 from tests.tiny_models import make_case
-
-ROOT = Path(__file__).parents[3]
 
 
 def compare(folder: Path, devices: int = 2) -> dict[str, Any]:
-    count = f"--xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.jaxserve.models.tensor_parallel", str(folder), str(devices)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    words = ["-m", "tests.jaxserve.models.tensor_parallel", str(folder), str(devices)]
+    return json.loads(said(devices, *words, timeout=300)[-1])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.server_process import ROOT, free_port
+from jaxserve.processes.network import free_port
+from tests.server.server_process import ROOT
 
 pytestmark = [
     pytest.mark.slow,
