@@ -110,7 +110,8 @@ def test_packed_documents_do_not_see_each_other() -> None:
 
 def test_a_target_counts_by_its_weight() -> None:
     trainer = _trainer()
-    ids = np.random.default_rng(0).integers(6, 2048, (2, 9), np.int32)
+    trainer.model.lm_head.weight.data *= 20  # so that losses differ
+    ids = np.random.default_rng(1).integers(6, 2048, (2, 9), np.int32)
 
     def loss(first: float, second: float) -> float:
         weights = np.zeros((2, 8), np.float32)
@@ -118,6 +119,7 @@ def test_a_target_counts_by_its_weight() -> None:
         batch = Batch(ids[:, :-1], ids[:, 1:], np.zeros((2, 8), np.int32), weights)
         return trainer.loss_of(batch).item()
 
+    assert abs(loss(1, 0) - loss(0, 1)) > 1
     wanted = (loss(1, 0) + 0.25 * loss(0, 1)) / 1.25
     assert loss(1, 0.25) == pytest.approx(wanted, rel=0.01)  # products are bfloat16
     assert loss(0.5, 0.5) == pytest.approx((loss(1, 0) + loss(0, 1)) / 2, rel=0.01)
