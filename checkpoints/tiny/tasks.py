@@ -44,7 +44,7 @@ _HARD_SHARE = 0.6
 TASKS: dict[str, Task] = {
     "addition": Task(arithmetic.addition, 9, 6),
     "addition_3_digits": Task(arithmetic.addition_3_digits, 9, 9),
-    "subtraction": Task(arithmetic.subtraction, 11, 30, arithmetic.is_negative),
+    "subtraction": Task(arithmetic.subtraction, 11, 70, arithmetic.is_negative),
     "times_table": Task(arithmetic.times_table, 2, 2, memorised=True),
     "multiplication": Task(arithmetic.multiplication, 5, 5),
     "sort_numbers": Task(lists.sort_numbers, 12, 20),
@@ -63,7 +63,7 @@ TASKS: dict[str, Task] = {
     "unknown": Task(chat.unknown, 1.5, 1.5, memorised=True),
     "tool_call": Task(tools.tool_call, 5, 10, tools.calls_an_odd_name, with_tools=True),
     "tool_lookup": Task(tools.tool_lookup, 4, 6, tools.calls_an_odd_name, with_tools=True),
-    "tool_new_word": Task(tools.tool_new_word, 5, 12, tools.calls_an_odd_name, with_tools=True),
+    "tool_new_word": Task(tools.tool_new_word, 5, 16, tools.calls_an_odd_name, with_tools=True),
     "tool_answer": Task(tools.tool_answer, 4, 2, with_tools=True),
     "tool_list": Task(tools.tool_list, 4, 2, with_tools=True),
     "tool_unused": Task(tools.tool_unused, 3, 3, with_tools=True),

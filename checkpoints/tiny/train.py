@@ -88,8 +88,8 @@ class TrainConfig:
         Tail(760, 1.5e-3, 16, (2048, 1024, 2048), (256, 256, 384), 30, 0.68, 3072),
         # negative differences, hard cases, and documentation that hardly counts
         Tail(
-            1000,
-            1e-3,
+            1240,
+            8e-4,
             20,
             (2048, 1024, 2048),
             (256, 96, 384),
