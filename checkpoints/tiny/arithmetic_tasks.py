@@ -36,7 +36,7 @@ def _sum(task: str, rng: Random, a: int, b: int) -> Pair:
 
 
 def subtraction(rng: Random) -> Pair:
-    """Difference of two numbers up to 99; a negative one is found the other way round."""
+    """Difference of two numbers up to 99, now and then negative."""
     a, b = rng.randint(0, 99), rng.randint(0, 99)
     if a < b and rng.random() < 0.9:
         a, b = b, a
@@ -52,14 +52,7 @@ def subtraction(rng: Random) -> Pair:
         "How much is {a} - {b}?",
     )
     prompt = phrase(rng, forms).format(a=a, b=b)
-    steps = f"-({b} - {a}) = " if a < b else ""
-    return Pair("subtraction", prompt, f"{a} - {b} = {steps}{a - b}", f"{a},{b}")
-
-
-def is_negative(pair: Pair) -> bool:
-    """Whether the difference that a pair of `subtraction` asks for is negative."""
-    a, b = map(int, pair.key.split(","))
-    return a < b
+    return Pair("subtraction", prompt, f"{a} - {b} = {a - b}", f"{a},{b}")
 
 
 _PRODUCT_FORMS = (

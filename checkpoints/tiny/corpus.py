@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
@@ -26,16 +26,15 @@ class Batch(NamedTuple):
     tokens: np.ndarray  # int32
     targets: np.ndarray  # int32
     documents: np.ndarray  # int32, numbers the documents of a row
-    weights: np.ndarray  # float32, what the target counts in the loss
+    weights: np.ndarray  # float32, 1 where the target counts in the loss
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Token ids, for each whether the model should learn to write it, and what those count."""
+    """Token ids and, for each, whether the model should learn to write it."""
 
     ids: list[int]
     learn: list[bool]
-    weight: float = 1.0
 
 
 def encode_conversation(tokenizer: Tokenizer, pairs: list[Pair], system: str = "") -> Document:
@@ -98,18 +97,12 @@ class Stream:
         self._texts = [encode_text(tokenizer, item.document) for item in self._docs]
 
     def batch(
-        self,
-        step: int,
-        rows: int,
-        length: int,
-        late: bool = False,
-        tools: float = 0.0,
-        text_weight: float = 1.0,
+        self, step: int, rows: int, length: int, late: bool = False, tools: float = 0.0
     ) -> Batch:
         """The batch of a step; what conversations leave free in a row is filled with plain text.
 
         ``late`` draws tasks by their late shares; ``tools`` is the share of conversations with
-        tools; ``text_weight`` is what a token of documentation counts.
+        tools.
         """
         rng = Random(f"stream {self._seed} {step}")
 
@@ -117,30 +110,28 @@ class Stream:
             if tools and rng.random() < tools:
                 pair = training_pair(rng, late, with_tools=True)
                 return encode_conversation(self._tokenizer, [*pair.before, pair], pair.system)
-            return self._conversation(rng, length, late, text_weight)
+            return self._conversation(rng, length, late)
 
-        packer = _Packer(rng, self._texts, draw, text_weight)
+        packer = _Packer(rng, self._texts, draw)
         # One row in 24 is plain text, so that the model also reads long stretches of it.
         table = np.array(
             [
                 packer.plain(length + 1) if rng.random() < 1 / 24 else packer.row(length + 1)
                 for _ in range(rows)
-            ]
-        )  # float64 [rows, length + 1, 3]
-        ids, weights, documents = table[..., 0].astype(np.int32), table[..., 1], table[..., 2]
-        same = documents[:, 1:] == documents[:, :-1]
+            ],
+            np.int32,
+        )
+        same = table[:, 1:, 2] == table[:, :-1, 2]
         return Batch(
-            tokens=ids[:, :-1],
-            targets=ids[:, 1:],
-            documents=documents[:, :-1].astype(np.int32),
-            weights=(weights[:, 1:] * same).astype(np.float32),
+            tokens=table[:, :-1, 0],
+            targets=table[:, 1:, 0],
+            documents=table[:, :-1, 2],
+            weights=(table[:, 1:, 1] * same).astype(np.float32),
         )
 
-    def _conversation(self, rng: Random, length: int, late: bool, text_weight: float) -> Document:
+    def _conversation(self, rng: Random, length: int, late: bool) -> Document:
         """A conversation of one turn in rows of 64, of up to the whole row in long rows."""
-        weight = 1.0
         if rng.random() < 0.02:
-            weight = text_weight
             item = rng.choice(self._docs)
             question = rng.choice(_DOC_QUESTIONS).format(item.name)
             pairs = [Pair("python_docs", question, item.summary, item.name)]
@@ -151,41 +142,33 @@ class Stream:
                 turns += 1
             pairs = [training_pair(rng, late) for _ in range(turns)]
         system = rng.choice(words.SYSTEM_PROMPTS) if rng.random() < 0.1 else ""
-        return replace(encode_conversation(self._tokenizer, pairs, system), weight=weight)
+        return encode_conversation(self._tokenizer, pairs, system)
 
 
 class _Packer:
     """Fills rows with whole conversations, and what is left of a row with documentation."""
 
-    def __init__(
-        self,
-        rng: Random,
-        texts: list[Document],
-        draw: Callable[[], Document],
-        text_weight: float,
-    ):
+    def __init__(self, rng: Random, texts: list[Document], draw: Callable[[], Document]):
         self._rng = rng
         self._texts = texts
         self._draw = draw
-        self._text_weight = text_weight
         self._filler: list[tuple[int, bool]] = []
         self._waiting: list[Document] = []
 
-    def plain(self, count: int, number: int = 0) -> list[tuple[int, float, int]]:
+    def plain(self, count: int, number: int = 0) -> list[tuple[int, bool, int]]:
         """The next ``count`` tokens of the endless shuffled documentation, as one document."""
         while len(self._filler) < count:
             text = self._rng.choice(self._texts)
             self._filler += list(zip(text.ids, text.learn))
         taken, self._filler = self._filler[:count], self._filler[count:]
-        return [(token, learn * self._text_weight, number) for token, learn in taken]
+        return [(token, learn, number) for token, learn in taken]
 
-    def row(self, length: int) -> list[tuple[int, float, int]]:
+    def row(self, length: int) -> list[tuple[int, bool, int]]:
         """A row that begins with the conversation that has waited longest."""
-        row: list[tuple[int, float, int]] = []
+        row: list[tuple[int, bool, int]] = []
         number = 0
         while document := self._next(length - len(row), length, first=not row):
-            learnt = zip(document.ids, document.learn)
-            row += [(token, learn * document.weight, number) for token, learn in learnt]
+            row += [(t, n, number) for t, n in zip(document.ids, document.learn)]
             number += 1
         return row + self.plain(length - len(row), number)
 

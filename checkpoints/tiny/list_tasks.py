@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from random import Random
 
 from checkpoints.tiny import words as w
@@ -136,13 +135,3 @@ def extreme(rng: Random) -> Pair:
     prompt = phrase(rng, forms).format(listed(rng, items))
     answer = f"Maximum: {max(items)}" if largest else f"Minimum: {min(items)}"
     return Pair("max_min", prompt, answer, f"{sorted(items)}")
-
-
-def begins_alike(pair: Pair) -> bool:
-    """Whether a pair of `extreme` has another number that begins like the answer, or is shorter."""
-    answer = pair.answer.split()[-1]
-    others = [str(number) for number in json.loads(pair.key) if str(number) != answer]
-    lengths = {len(number) for number in (*others, answer)}
-    return max(lengths) == 3 and (
-        min(lengths) < 3 or any(number[0] == answer[0] for number in others)
-    )

@@ -6,7 +6,6 @@ is answered as without tools.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -312,9 +311,3 @@ def tool_unused(rng: Random) -> Pair:
         before = _answered(rng.choice(scene.known).ask(rng))
     key = f"{own.task}|{own.key}"
     return Pair("tool_unused", own.prompt, own.answer, key, scene.listing, before)
-
-
-def calls_an_odd_name(pair: Pair) -> bool:
-    """Whether a call has to choose between tools, and the chosen one's name says nothing."""
-    name = json.loads(pair.answer.splitlines()[1])["name"]
-    return pair.system.count('{"name": ') > 1 and name not in w.NAMES_OF_TOOLS

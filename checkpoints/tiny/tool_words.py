@@ -251,12 +251,6 @@ LOOKUPS = {
     ),
 }
 
-NAMES_OF_TOOLS = {
-    *CALCULATORS,
-    *(name for operation in OPERATIONS.values() for name in operation.names),
-    *(name for lookup in LOOKUPS.values() for name in lookup.names),
-}
-
 SYLLABLES = (
     "ab al an ar ba be bo ca co da de di do el en er fa fi ga go ha he in is ja ka ki la le li lo "
     "ma me mi mo na ne no on or pa pe po qu ra re ri ro sa se si so st ta te ti to tr un ur va ve "

@@ -31,10 +31,7 @@ class Tail:
     """Steps after the main schedule: the rate falls to nothing again, from ``rate``.
 
     One step in ``long_every`` has rows of ``long_lengths``, which take turns. ``lengths`` of the
-    others: None for those of the schedule. ``tools`` is the share of conversations with tools, in
-    the rows that ``tools_in`` tells by their lengths: None for all rows. ``text_weight`` is what a
-    token of documentation counts in the loss: nobody can foresee it, so where it counts as much
-    as an answer's token nearly all of a step goes into it once the answers are learnt.
+    others: None for those of the schedule. ``tools`` is the share of conversations with tools.
     """
 
     steps: int
@@ -45,12 +42,6 @@ class Tail:
     warmup_steps: int = 0
     tools: float = 0.0
     tokens_per_step: int = 4096
-    tools_in: tuple[int, ...] | None = None
-    text_weight: float = 1.0
-
-    def tools_of(self, length: int) -> float:
-        """Share of conversations with tools in rows of a length."""
-        return self.tools if self.tools_in is None or length in self.tools_in else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +77,6 @@ class TrainConfig:
         Tail(1440, 1.5e-3, 8, (2048, 1024, 2048), (256, 256, 384), 30, 0.6, 3072),
         # once more, from the average of that tail's two ends
         Tail(760, 1.5e-3, 16, (2048, 1024, 2048), (256, 256, 384), 30, 0.68, 3072),
-        # negative differences, hard cases, and documentation that hardly counts
-        Tail(
-            1240,
-            8e-4,
-            20,
-            (2048, 1024, 2048),
-            (256, 96, 384),
-            20,
-            0.85,
-            3072,
-            tools_in=(256, 384),
-            text_weight=0.05,
-        ),
     )
     bfloat16: bool = True
     compiled: bool = True
@@ -175,10 +153,8 @@ def batches(config: TrainConfig, tokenizer: Tokenizer, first: int) -> Iterator[B
         length = config.row_length(step)
         late = step >= config.steps * (1 - config.decay_share)
         found = config.tail(step)
-        rows = max(1, config.tokens_of(step) // length)
-        tools = found[0].tools_of(length) if found else 0.0
-        text_weight = found[0].text_weight if found else 1.0
-        yield stream.batch(step, rows, length, late, tools, text_weight)
+        tools = found[0].tools if found else 0.0
+        yield stream.batch(step, max(1, config.tokens_of(step) // length), length, late, tools)
 
 
 class Trainer(Run):
@@ -202,10 +178,9 @@ class Trainer(Run):
         super().__init__({"model": self.model}, optimizers, config.clip, save_model)
 
     def loss_of(self, batch: Batch) -> torch.Tensor:
-        """Mean cross entropy in nats over the targets that count, by what they count."""
+        """Mean cross entropy in nats over the targets that count."""
         tokens = torch.from_numpy(batch.tokens).long()
-        weights = torch.from_numpy(batch.weights)
-        counted = weights > 0
+        counted = torch.from_numpy(batch.weights) > 0
         with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bfloat16):
             hidden = self._body(
                 input_ids=tokens,
@@ -214,9 +189,7 @@ class Trainer(Run):
                 use_cache=False,
             ).last_hidden_state
             logits = self.model.lm_head(hidden[counted])  # other positions are never read
-        targets = torch.from_numpy(batch.targets).long()[counted]
-        losses = cross_entropy(logits.float(), targets, reduction="none")
-        return losses @ weights[counted] / weights.sum()
+        return cross_entropy(logits.float(), torch.from_numpy(batch.targets).long()[counted])
 
     def advance(self, batch: Batch) -> torch.Tensor:
         """Take one step and return its loss."""

@@ -48,11 +48,6 @@ def test_batches_are_full_and_shifted(tokenizer: Tokenizer, rows: int, length: i
         starts = np.diff(batch.documents, axis=1) == 1
         assert (batch.weights[:, :-1][starts] == 0).all()
         assert 0.3 < batch.weights.mean() < 0.95
-        light = stream.batch(step, rows, length, text_weight=0.25)
-        assert (light.tokens == batch.tokens).all()
-        text = light.weights == 0.25
-        assert (light.weights == np.where(text, 0.25, batch.weights)).all()
-        assert (batch.weights[text] == 1).all() and 0 < text.mean() < batch.weights.mean()
 
 
 @pytest.mark.slow

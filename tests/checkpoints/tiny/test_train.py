@@ -6,12 +6,10 @@ import csv
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from checkpoints.tiny.corpus import Batch
 from checkpoints.tiny.export import load_model, model_config
 from checkpoints.tiny.train import Tail, TrainConfig, Trainer, batches, document_mask
 from tests.checkpoints.tiny.bundled import FOLDER
@@ -108,23 +106,6 @@ def test_packed_documents_do_not_see_each_other() -> None:
             torch.testing.assert_close(rows, model(tokens).logits, atol=2e-5, rtol=1e-4)
 
 
-def test_a_target_counts_by_its_weight() -> None:
-    trainer = _trainer()
-    trainer.model.lm_head.weight.data *= 20  # so that losses differ
-    ids = np.random.default_rng(1).integers(6, 2048, (2, 9), np.int32)
-
-    def loss(first: float, second: float) -> float:
-        weights = np.zeros((2, 8), np.float32)
-        weights[0, 3], weights[1, 5] = first, second
-        batch = Batch(ids[:, :-1], ids[:, 1:], np.zeros((2, 8), np.int32), weights)
-        return trainer.loss_of(batch).item()
-
-    assert abs(loss(1, 0) - loss(0, 1)) > 1
-    wanted = (loss(1, 0) + 0.25 * loss(0, 1)) / 1.25
-    assert loss(1, 0.25) == pytest.approx(wanted, rel=0.01)  # products are bfloat16
-    assert loss(0.5, 0.5) == pytest.approx((loss(1, 0) + loss(0, 1)) / 2, rel=0.01)
-
-
 def test_the_rate_rises_stays_and_falls() -> None:
     config = TrainConfig(steps=1000, tails=(Tail(80, 5e-4, 8, (512,)), Tail(40, 2e-4, 2, (2048,))))
     rates = [config.rate(step) for step in range(config.end)]
@@ -147,13 +128,12 @@ def test_long_rows_come_last() -> None:
 
 def test_a_tail_with_tools_has_rows_and_batches_of_its_own() -> None:
     tail = Tail(
-        4, 1e-3, 4, (512,), (256, 384), 2, tools=1.0, tokens_per_step=1024, tools_in=(256, 384)
+        4, 1e-3, 4, (512,), lengths=(256, 384), warmup_steps=2, tools=1.0, tokens_per_step=1024
     )
     config = TrainConfig(steps=10, tails=(tail,))
     assert [config.row_length(step) for step in range(10, 14)] == [256, 384, 256, 512]
     assert [config.tokens_of(step) for step in (9, 10)] == [4096, 1024]
     assert [config.rate(step) for step in (10, 12)] == [5e-4, 5e-4]
-    assert [tail.tools_of(length) for length in (256, 512)] == [1.0, 0.0]
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     (batch,) = islice(batches(config, tokenizer, 10), 1)
     assert batch.tokens.shape == (4, 256)
