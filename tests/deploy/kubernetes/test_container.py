@@ -32,6 +32,11 @@ def answered(url: str) -> int:
         return 0
 
 
+def kernels(cache: Path) -> list[str]:
+    """The libraries of native kernels that a cache has."""
+    return [one.name for one in (cache / "jaxserve" / "native").glob("*.so")]
+
+
 @pytest.fixture
 def claim(tmp_path: Path) -> Path:
     """The cache that a pod before these has left: no container spends its time on the compiler."""
@@ -75,6 +80,7 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path, claim
         for path in ("/", "/usr", "/home/jaxserve", "/etc/jaxserve", str(Path(__file__).parent)):
             assert "Read-only" in one.run("touch", f"{path}/x").stderr, path
         assert list((volumes / "cache" / "jaxserve" / "xla").iterdir())
+        assert kernels(volumes / "cache") == kernels(claim), "none was compiled"
 
         body = {"prompt": "2 + 3 =", "max_tokens": 4, "temperature": 0}
         said = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
@@ -151,6 +157,8 @@ def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(
             assert time.monotonic() < deadline
             assert leader.process.poll() is worker.process.poll() is None
             time.sleep(0.2)
+        for role in ("leader", "worker"):
+            assert kernels(tmp_path / role / "cache") == kernels(claim), "none was compiled"
         body = {"prompt": "2 + 3 =", "max_tokens": 1500, "ignore_eos": True}
         answers: list[Any] = []
 
