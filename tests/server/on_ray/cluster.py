@@ -26,6 +26,7 @@ import yaml
 from ray import serve
 
 from checkpoints import bundled_model_path
+from jaxserve.errors import ValidationError
 from jaxserve.ray import build_openai_app
 from tests.server.server_process import ROOT
 
@@ -131,12 +132,23 @@ def found_share(url: str, name: str) -> float:
     return found / asked
 
 
+def refused() -> str:
+    """What is said of more replicas than this cluster has room for."""
+    try:
+        full = {"llm_configs": [config(num_replicas=9)], "require_room": True}
+        serve.run(build_openai_app(full))
+    except ValidationError as error:
+        return str(error)
+    return "deployed"
+
+
 def faults(port: int, folder: Path) -> dict[str, Any]:
-    """Two replicas: routing, an engine killed, a worker killed, all workers killed."""
+    """No room; two replicas: routing, an engine killed, a worker killed, all workers killed."""
     serve.start(http_options={"host": "127.0.0.1", "port": port})
+    no_room = refused(), list(serve.status().applications)
     began, url = time.monotonic(), f"http://127.0.0.1:{port}"
     serve.run(build_openai_app({"llm_configs": [config(num_replicas=2)]}))
-    seen: dict[str, Any] = {"ready_s": time.monotonic() - began}
+    seen: dict[str, Any] = {"ready_s": time.monotonic() - began, "no room": no_room}
     seen["models"] = [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]]
     seen["replicas"], seen["engines"] = len(processes(REPLICA)), len(processes(ENGINE))
     seen["plain"] = load(url, 16)

@@ -32,6 +32,9 @@ def seen_of(name: str, folder: Path) -> dict[str, Any]:
 
 def test_two_replicas_serve_while_engines_and_workers_are_killed(tmp_path: Path) -> None:
     seen = seen_of("faults", tmp_path)
+    told, deployed = seen["no room"]
+    assert "no room for 9 replicas and the front: 10 CPU are asked for, and 4 free" in told
+    assert not deployed
     assert seen["models"] == ["tiny"] and (seen["replicas"], seen["engines"]) == (2, 2)
     right = {int(number) % 8: text for number, text in seen["plain"].items()}
     for phase in ("plain", "engine killed", "worker killed", "afterwards", "all killed"):
