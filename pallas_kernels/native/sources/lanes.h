@@ -62,12 +62,93 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
   }
 }
 
+#if JAXSERVE_PAIRS && defined(__FMA__)
+constexpr int64_t kTurnedWords = 256;  // of a row; what is copied of a block stays in the first-level cache
+
+// out[k] = word k of each of 8 rows, for 8 words. Halves of a row are joined as they are loaded, which spares shuffles.
+[[gnu::always_inline]] inline void turn_eight(const char* rows, int64_t row_bytes, __m256i (&out)[8]) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    __m256i row[4];
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; ++n) {
+      const char* at = rows + n * row_bytes + half * 16;
+      row[n] = _mm256_inserti128_si256(_mm256_castsi128_si256(load<__m128i>(at)), load<__m128i>(at + 4 * row_bytes), 1);
+    }
+    const __m256i low = _mm256_unpacklo_epi32(row[0], row[1]), high = _mm256_unpackhi_epi32(row[0], row[1]);
+    const __m256i next_low = _mm256_unpacklo_epi32(row[2], row[3]), next_high = _mm256_unpackhi_epi32(row[2], row[3]);
+    out[4 * half] = _mm256_unpacklo_epi64(low, next_low), out[4 * half + 1] = _mm256_unpackhi_epi64(low, next_low);
+    out[4 * half + 2] = _mm256_unpacklo_epi64(high, next_high);
+    out[4 * half + 3] = _mm256_unpackhi_epi64(high, next_high);
+  }
+}
+
+// acc[half][m] += row m of x from word `k` on . 16 words of 8 rows of the weight, a row a lane.
+template <int MR>
+[[gnu::always_inline]] inline void add_turned(const uint16_t* const* rows, int64_t k, const char* weight,
+                                              int64_t row_bytes, __m256 (&acc)[2][MR]) {
+#pragma GCC unroll 4
+  for (int part = 0; part < 4; ++part) {
+    const int half = part / 2, eight = part % 2 * 8;
+    __m256i turned[8];
+    turn_eight(weight + half * 8 * row_bytes + eight * 4, row_bytes, turned);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      const Floats16 words(turned[i]);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; ++m) {
+        const Floats16 x(splat_word(reinterpret_cast<const char*>(rows[m]) + (k + eight + i) * 4));
+        acc[half][m] = _mm256_fmadd_ps(x.first, words.first, acc[half][m]);
+        acc[half][m] = _mm256_fmadd_ps(x.second, words.second, acc[half][m]);
+      }
+    }
+  }
+}
+
+// `turned_products` of bfloat16 in 16 registers. For more rows than one a block is copied first: rows that lie a
+// multiple of 4 KiB apart share few places of the first-level cache.
+template <int MR>
+inline void turned_halves(const uint16_t* const* rows, int64_t words, const uint16_t* block, int64_t depth,
+                          const uint16_t* ahead, F32x16* sums) {
+  constexpr int64_t stride = kTurnedWords * 4 + 64;  // bytes
+  alignas(64) char copy[MR > 1 ? kBlockOutputs * stride : 64];
+  __m256 acc[2][MR];
+  for (int m = 0; m < MR; ++m) acc[0][m] = acc[1][m] = _mm256_setzero_ps();
+  const int64_t row_bytes = depth * 2;
+  const auto* weight = reinterpret_cast<const char*>(block);
+  const auto* next = reinterpret_cast<const char*>(ahead);
+  for (int64_t begin = 0; begin < words; begin += kTurnedWords) {
+    const int64_t end = std::min(begin + kTurnedWords, words);
+    if constexpr (MR > 1) {
+      for (int64_t n = 0; n < kBlockOutputs; ++n) {
+        for (int64_t k = begin; k < end; k += 16) {
+          const int64_t at = n * row_bytes + k * 4;
+          if (next) __builtin_prefetch(next + at, 0, 2);
+          store(copy + n * stride + (k - begin) * 4, load<__m256i>(weight + at));
+          store(copy + n * stride + (k - begin) * 4 + 32, load<__m256i>(weight + at + 32));
+        }
+      }
+      for (int64_t k = begin; k < end; k += 16) add_turned(rows, k, copy + (k - begin) * 4, stride, acc);
+    } else {
+      for (int64_t k = begin; k < end; k += 16) {
+        for (int64_t n = 0; next && n < kBlockOutputs; ++n) __builtin_prefetch(next + n * row_bytes + k * 4, 0, 2);
+        add_turned(rows, k, weight + k * 4, row_bytes, acc);
+      }
+    }
+  }
+  for (int m = 0; m < MR; ++m) sums[m] = join(acc[0][m], acc[1][m]);
+}
+#endif
+
 // sums[m] = row m of x . the 16 rows of the block, a row of the weight a lane: the sums of `outer_products`, each in
 // its order, of rows too few to be lanes. Words of the weight are transposed in registers. `rows` are of `words` words.
 template <class Dot, int MR>
 inline void turned_products(const typename Dot::Activation* const* rows, int64_t words,
                             const typename Dot::Weight* block, int64_t depth, const typename Dot::Weight* ahead,
                             typename Dot::Sum* sums) {
+#if JAXSERVE_PAIRS && defined(__FMA__)
+  if constexpr (std::is_same_v<Dot, Bf16Dot>) return turned_halves<MR>(rows, words, block, depth, ahead, sums);
+#endif
   typename Dot::Sum acc[MR] = {};
   const int64_t row_bytes = depth * int64_t(sizeof(*block));
   const char* weight = reinterpret_cast<const char*>(block);
