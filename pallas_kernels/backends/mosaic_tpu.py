@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     import jax
 
     from pallas_kernels.quantized_matmul.coverage import MatmulShape
+    from pallas_kernels.route.coverage import RouteShape
 
 POOLS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
 TABLE_ENTRIES = 192 << 10  # of 4 bytes, in 1 MiB of scalar memory with the rest of the scalars
+MOST_ROUTED = 256  # tokens and experts: what a kernel counts in bfloat16 stays exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,14 @@ def covers_grouped(weight: jax.Array) -> KernelError | None:
     return None
 
 
+def covers_route(shape: RouteShape) -> KernelError | None:
+    """Why the Mosaic TPU kernel does not choose the experts of tokens; None when it does."""
+    if max(shape.tokens, shape.groups) > MOST_ROUTED:
+        allowed = f"at most {MOST_ROUTED} tokens and experts"
+        return KernelError("scores.shape", (shape.tokens, shape.groups), allowed)
+    return None
+
+
 BACKEND = Backend(
     "mosaic_tpu",
     (
@@ -210,6 +220,7 @@ BACKEND = Backend(
             (TPU,),
             True,
         ),
+        Implementation("route", "route.mosaic_tpu", covers_route, (TPU,), True),
         Implementation(
             "matmul",
             "quantized_matmul.mosaic_tpu",

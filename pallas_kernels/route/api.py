@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError, check_array
-from pallas_kernels.grouped_linear.blocks import Blocks
+from pallas_kernels.grouped_linear.blocks import GPU_SIZES, Blocks, Sizes
 from pallas_kernels.route.coverage import RouteShape
 
 
@@ -20,6 +20,7 @@ def route(
     *,
     choices: int,
     normalized: bool,
+    sizes: Sizes = GPU_SIZES,
     backend: str | Sequence[str],
     interpret: Any = None,
 ) -> tuple[jax.Array, Blocks]:
@@ -33,9 +34,10 @@ def route(
         live: whether a token counts.
         choices: experts of a token, E at most.
         normalized: whether the weights of a token are made to sum to 1.
-        backend: "xla" (any device) or "triton" (NVIDIA GPUs), or several, of which the first that
-            covers the shape is taken.
-        interpret: None compiles; otherwise the parameters of the interpreter, for "triton".
+        sizes: least and most places of a block: `block_sizes` of the backend that multiplies.
+        backend: "xla" (any device), "triton" (NVIDIA GPUs) or "mosaic_tpu" (TPU), or several, of
+            which the first that covers the shape is taken.
+        interpret: None compiles; otherwise the parameters of the interpreter of a kernel.
 
     Returns:
         float32[T, choices], parts of the softmax over all experts; and the blocks.
@@ -58,4 +60,6 @@ def route(
         assert refusal is not None
         raise refusal
     options = chosen.options(interpret=interpret if chosen.interprets else None)
-    return chosen.load().route(scores, live, choices=choices, normalized=normalized, **options)
+    options |= {"choices": choices, "normalized": normalized, "sizes": sizes}
+    weights, blocks = chosen.load().route(scores, live, **options)
+    return weights, blocks
