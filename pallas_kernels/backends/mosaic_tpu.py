@@ -159,6 +159,16 @@ def covers_grouped(weight: jax.Array) -> KernelError | None:
     return None
 
 
+def covers_rotary(qkv: jax.Array) -> KernelError | None:
+    """Why the Mosaic TPU kernel does not rotate a projection [T, KVH, G + 2, D]; None when it
+    does."""
+    if qkv.dtype not in (jnp.bfloat16, jnp.float32):
+        return KernelError("qkv.dtype", qkv.dtype, "bfloat16 or float32")
+    if qkv.shape[3] % 128:
+        return KernelError("qkv.shape", qkv.shape, "heads of a multiple of 128")
+    return None
+
+
 def covers_route(shape: RouteShape) -> KernelError | None:
     """Why the Mosaic TPU kernel does not choose the experts of tokens; None when it does."""
     if max(shape.tokens, shape.groups) > MOST_ROUTED:
@@ -220,6 +230,7 @@ BACKEND = Backend(
             (TPU,),
             True,
         ),
+        Implementation("rotary", "rotary.mosaic_tpu", covers_rotary, (TPU,), True),
         Implementation("route", "route.mosaic_tpu", covers_route, (TPU,), True),
         Implementation(
             "matmul",

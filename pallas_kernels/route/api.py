@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.backends import resolve
+from pallas_kernels.backends import first_that_covers
 from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.grouped_linear.blocks import GPU_SIZES, Blocks, Sizes
 from pallas_kernels.route.coverage import RouteShape
@@ -51,14 +51,7 @@ def route(
     check_array("live", live, jnp.bool_, (tokens,))
     if not 1 <= choices <= groups:
         raise KernelError("choices", choices, f"1 to {groups}")
-    shape = RouteShape(tokens, groups)
-    named = [backend] if isinstance(backend, str) else list(backend)
-    found = [resolve("route", name) for name in named]
-    chosen = next((one for one in found if one.covers(shape) is None), None)
-    if chosen is None:
-        refusal = found[0].covers(shape)
-        assert refusal is not None
-        raise refusal
+    chosen = first_that_covers("route", backend, RouteShape(tokens, groups))
     options = chosen.options(interpret=interpret if chosen.interprets else None)
     options |= {"choices": choices, "normalized": normalized, "sizes": sizes}
     weights, blocks = chosen.load().route(scores, live, **options)
