@@ -23,6 +23,7 @@ from jaxserve.simulation.step_time import LOGITS_PASSES, Rates, Roofline
 from pallas_kernels.grouped_linear.blocks import GPU_SIZES, TPU_SIZES, Sizes, block_size
 
 CONTEXT = 1024  # tokens of every decode row
+SLOTS = 256  # of the engine whose steps are proved
 DRAWS = 200  # of experts that tokens choose evenly
 COLUMNS = (
     "program",
@@ -84,6 +85,7 @@ def _setting(step: StepProof) -> Setting | None:
         quantization=step.quantization,
         tensor_parallel_size=step.devices,
         max_model_len=CONTEXT,
+        max_num_seqs=SLOTS,
         num_pages=CONTEXT,  # whether the weights fit is the proof's to say
     )
     return settle(asked, model_config_of(SHAPES[step.shape]), device)
