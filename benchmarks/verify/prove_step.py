@@ -122,6 +122,10 @@ JOINED_KERNELS = 1
 IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
+# a sparse layer on one TPU: `split_rotate`, attention, `route`, two grouped products, four products
+# of XLA's and what stands around these; and which rows live, once a step, behind the first layer's
+# attention: of two layers alone it counts as theirs
+TPU_SPARSE_KERNELS, TPU_LIVE_KERNELS = 14, 4
 # the one program of a deterministic engine: slots, and tokens of prompts
 ONE_PROGRAM = wanted_shapes(64, 256, smallest_bucket=1)[0]
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -297,6 +301,9 @@ def requirements(
             a_layer += JOINED_KERNELS
         if is_dequantized:
             a_layer += DEQUANTIZED_KERNELS
+    sparse = setting.devices == 1 and isinstance(config, MoeConfig) and not step.num_prefill
+    if sparse and platform_of(setting.kind) == "tpu" and setting.quantization is None:
+        a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,

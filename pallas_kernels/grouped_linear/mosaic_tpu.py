@@ -74,6 +74,8 @@ def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
     def gather(place: Any, _: None) -> None:
         source = lax.div(rows[block, place], jnp.int32(form.sources))
         scratch[1][pl.ds(place, 1), :] = scratch[0][pl.ds(source, 1), :]
+        if refs.row_scale is not None:
+            scratch[2][pl.ds(place, 1), :] = refs.row_scale[pl.ds(source, 1), :]
 
     def write(total: jax.Array) -> None:
         value = _gated(total.astype(form.dtype)) if form.gated else total
@@ -104,7 +106,8 @@ def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
 
             width = refs.stored.shape[1] * (NIBBLES if refs.is_int4 else 1)
             part = scratch[1][:, pl.ds(pl.multiple_of(step * width, LANES), width)]
-            own = refs._replace(rows=part.astype(refs.rows.dtype))
+            scale = None if refs.row_scale is None else scratch[2]
+            own = refs._replace(rows=part.astype(refs.rows.dtype), row_scale=scale)
         add_tile(own, sums_ref, step, steps, write)
 
 
@@ -151,9 +154,7 @@ def in_blocks(
 
     length = operands.rows.shape[0]
     held = 2 * length * operands.rows.dtype.itemsize + 4 * (length + blocks.size)
-    gathers = (
-        sources is not None and operands.row_scale is None and held * inputs <= ROWS_BYTES
-    )
+    gathers = sources is not None and held * inputs <= ROWS_BYTES
     if sources is not None and not gathers:
         source = lax.div(blocks.rows.reshape(-1), jnp.int32(sources))
         scale = operands.row_scale
@@ -193,6 +194,10 @@ def in_blocks(
         whole = operands.rows.shape
         specs = specs._replace(rows=pl.BlockSpec(whole, lambda *_: (0, 0)))
         scratch += [pltpu.VMEM(rows, jnp.float32) for rows in (whole, (blocks.size, inputs))]
+        if given.row_scale is not None:
+            scales = pl.BlockSpec(given.row_scale.shape, lambda *_: (0, 0))
+            specs = specs._replace(row_scale=scales)
+            scratch.append(pltpu.VMEM((blocks.size, 1), jnp.float32))
     if adds:
         assert weights is not None
         shape, dtype = (len(weights), parts * tiles * width), jnp.dtype(jnp.float32)

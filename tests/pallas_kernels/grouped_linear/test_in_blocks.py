@@ -22,7 +22,12 @@ EXPERTS, CHOICES, HIDDEN, INNER = 6, 2, 256, 128
 
 
 def check(
-    tokens: int, seed: int, kind: str = "float", dtype: str = "float32", interpret: Any = True
+    tokens: int,
+    seed: int,
+    kind: str = "float",
+    dtype: str = "float32",
+    interpret: Any = True,
+    activations: str = "float",
 ) -> None:
     """A sparse MLP whose dead tokens are NaN."""
     rng = np.random.default_rng(seed)
@@ -46,7 +51,8 @@ def check(
             inner = both[::2] / (1 + np.exp(-both[::2])) * both[1::2]
             want[token] += part * (wide_down[expert][:, : len(inner)].astype(np.float64) @ inner)
 
-    options: dict[str, Any] = {"backend": "mosaic_tpu", "interpret": interpret}
+    kernel = {"backend": "mosaic_tpu", "interpret": interpret}
+    options: dict[str, Any] = kernel | {"activations": activations}
     sizes = block_sizes("mosaic_tpu")
     assert sizes is not None
     weights, blocks = route(
@@ -55,7 +61,7 @@ def check(
         choices=CHOICES,
         normalized=True,
         sizes=sizes,
-        **options,
+        **kernel,
     )
     poisoned = jnp.where(live[:, None], x, jnp.nan)
     inner = linear_in_blocks(poisoned, up, blocks, sources=CHOICES, gated=True, **options)
@@ -63,21 +69,22 @@ def check(
         inner = jnp.pad(inner, ((0, 0), (0, HIDDEN - INNER)))
     found = linear_in_blocks(inner, down, blocks, weights=weights, **options)
     assert found.shape == (tokens, HIDDEN) and found.dtype == jnp.float32
-    atol = (2e-2 if dtype == "bfloat16" else 1e-5) * max(np.abs(want).max(), 1)
+    atol = (2e-2 if "bfloat16" in dtype or activations == "int8" else 1e-5) * max(np.abs(want).max(), 1)
     np.testing.assert_allclose(np.asarray(found)[live], want[live], rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"),
+    ("kind", "dtype", "activations"),
     [
-        ("float", "float32"),
-        pytest.param("float", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("int8", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("fp8", "bfloat16", marks=pytest.mark.slow),
+        ("float", "float32", "float"),
+        pytest.param("float", "bfloat16", "float", marks=pytest.mark.slow),
+        pytest.param("int8", "bfloat16", "float", marks=pytest.mark.slow),
+        pytest.param("int8", "float32", "int8", marks=pytest.mark.slow),
+        pytest.param("fp8", "bfloat16", "float", marks=pytest.mark.slow),
     ],
 )
-def test_tokens_meet_their_experts(kind: str, dtype: str) -> None:
-    check(21, 0, kind, dtype)
+def test_tokens_meet_their_experts(kind: str, dtype: str, activations: str) -> None:
+    check(21, 0, kind, dtype, activations=activations)
 
 
 @pytest.mark.slow
