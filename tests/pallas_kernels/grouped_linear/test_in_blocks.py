@@ -51,8 +51,8 @@ def check(
             inner = both[::2] / (1 + np.exp(-both[::2])) * both[1::2]
             want[token] += part * (wide_down[expert][:, : len(inner)].astype(np.float64) @ inner)
 
-    kernel = {"backend": "mosaic_tpu", "interpret": interpret}
-    options: dict[str, Any] = kernel | {"activations": activations}
+    kernel: dict[str, Any] = {"backend": "mosaic_tpu", "interpret": interpret}
+    options = kernel | {"activations": activations}
     sizes = block_sizes("mosaic_tpu")
     assert sizes is not None
     weights, blocks = route(

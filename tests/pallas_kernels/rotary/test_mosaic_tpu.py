@@ -1,4 +1,4 @@
-"""The rotary embedding's kernel of a TPU, interpreted, against XLA's, bit for bit."""
+"""The rotary embedding's kernel of a TPU, interpreted, against XLA's form of it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_as_xla_rotates(
     rng = np.random.default_rng(0)
     qkv = jnp.asarray(rng.normal(size=shape), dtype)
     angles = rng.uniform(0, 100, (shape[0], shape[3] // 2))
-    norms = [None, None]
+    norms: list[Norm | None] = [None, None]
     if kind is not None:
-        weights = (jnp.asarray(rng.uniform(0.5, 2, shape[3]), dtype) for _ in norms)
+        weights = [jnp.asarray(rng.uniform(0.5, 2, shape[3]), dtype) for _ in norms]
         norms = [Norm(weight, 1e-6, kind == "gemma") for weight in weights]
     run = functools.partial(split_rotate, q_norm=norms[0], k_norm=norms[1])
     operands = qkv, *(jnp.asarray(part(angles), jnp.float32) for part in (np.cos, np.sin))
