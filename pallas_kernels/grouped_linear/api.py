@@ -130,9 +130,7 @@ def linear_in_blocks(
         check_array("weights", weights, jnp.float32, weights.shape[:2])
     kernel = resolve("grouped_linear", backend).load().in_blocks
     layer = Layer(weight, scale, activations, gated, chosen)
-    out: jax.Array = kernel(
-        x, blocks, layer, sources=sources, weights=weights, interpret=interpret
-    )
+    out: jax.Array = kernel(x, blocks, layer, sources=sources, weights=weights, interpret=interpret)
     return out
 
 

@@ -155,7 +155,7 @@ def in_tiles(
         Rows, with scales float32[M, 1]; elements; scales and zeros in tiles of 8 sublanes, of
         several weights by matrix, [E, groups, N]. And the specifications of these.
     """
-    inputs, group = operands.rows.shape[1], operands.group
+    group = operands.group
 
     def by_matrix(array: Any, dtype: Any) -> Any:
         if array is None:

@@ -69,7 +69,9 @@ def check(
         inner = jnp.pad(inner, ((0, 0), (0, HIDDEN - INNER)))
     found = linear_in_blocks(inner, down, blocks, weights=weights, **options)
     assert found.shape == (tokens, HIDDEN) and found.dtype == jnp.float32
-    atol = (2e-2 if "bfloat16" in dtype or activations == "int8" else 1e-5) * max(np.abs(want).max(), 1)
+    atol = (2e-2 if "bfloat16" in dtype or activations == "int8" else 1e-5) * max(
+        np.abs(want).max(), 1
+    )
     np.testing.assert_allclose(np.asarray(found)[live], want[live], rtol=0, atol=atol)
 
 
