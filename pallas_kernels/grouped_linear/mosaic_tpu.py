@@ -57,8 +57,9 @@ class _Form:
 def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
     del groups
     operands = list(given)
-    rows = None if form.sources is None and form.choices is None else operands.pop(0)
-    weights = None if form.choices is None else operands.pop(0)  # float32[choices, T]
+    has_rows = form.sources is not None or form.choices is not None
+    rows: Any = operands.pop(0) if has_rows else None
+    weights: Any = None if form.choices is None else operands.pop(0)  # float32[choices, T]
     refs, out_ref, sums_ref, *scratch = operands
     block, tile, step, steps = (*(pl.program_id(axis) for axis in (1, 2, 3)), pl.num_programs(3))
     count = counts[block]

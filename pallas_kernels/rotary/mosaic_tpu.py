@@ -110,12 +110,15 @@ def split_rotate(
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [T, KVH * G, D], [T, KVH, D], [T, KVH, D]
     """As `pallas_kernels.rotary.split_rotate`."""
-    norms = q_norm, k_norm
     return _call(
         qkv,
         cos,
         sin,
-        tuple(None if norm is None else norm.weight for norm in norms),
-        norms=tuple(None if norm is None else (norm.eps, norm.offset) for norm in norms),
+        (q_norm and q_norm.weight, k_norm and k_norm.weight),
+        norms=(_form(q_norm), _form(k_norm)),
         interpret=interpret,
     )
+
+
+def _form(norm: Norm | None) -> Form:
+    return None if norm is None else (norm.eps, norm.offset)
