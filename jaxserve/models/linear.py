@@ -63,6 +63,7 @@ class LinearForm:
         row_invariant: whether a row's result may not depend on the rows beside it.
         experts: backend of `pallas_kernels.grouped_linear` where `backend` is not "native".
         route: backends of `pallas_kernels.route`, the best first.
+        rotary: backends of `pallas_kernels.rotary` where `backend` is not "native", the best first.
         spread: how weights lie on several devices; None: on one. Known where the model is made.
     """
 
@@ -75,6 +76,7 @@ class LinearForm:
     row_invariant: bool = False
     experts: str = "xla"
     route: tuple[str, ...] = ("xla",)
+    rotary: tuple[str, ...] = ("xla",)
     spread: Spread | None = None
 
     @staticmethod
@@ -101,6 +103,7 @@ class LinearForm:
             row_invariant=row_invariant,
             experts=backends.experts,
             route=backends.route,
+            rotary=backends.rotary,
         )
 
     @property

@@ -18,17 +18,18 @@ from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.errors import KernelError
 
-TOKENS, HIDDEN = 37, 32
+TOKENS, HIDDEN = 37, 128
 FORMS = {
     "xla": LinearForm(),
     "native": LinearForm("native"),
     "triton": LinearForm(experts="triton", route=("triton", "xla"), interpret=True),
+    "mosaic_tpu": LinearForm(experts="mosaic_tpu", route=("mosaic_tpu", "xla"), interpret=True),
 }
 SETTINGS = {
     "architectures": ["MixtralForCausalLM"],
     "vocab_size": 64,
     "hidden_size": HIDDEN,
-    "intermediate_size": 24,
+    "intermediate_size": 128,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,

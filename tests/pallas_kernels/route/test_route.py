@@ -26,7 +26,7 @@ SLOW = [pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW_SHAPES]
 
 @functools.cache
 def compiled(backend: str, choices: int, normalized: bool) -> Any:
-    interpret = True if backend == "triton" else None
+    interpret = None if backend == "xla" else True
     options = {"choices": choices, "normalized": normalized}
     return jax.jit(functools.partial(route, backend=backend, interpret=interpret, **options))
 
