@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jaxserve.errors import ValidationError
 from jaxserve.models.quant_array import QuantArray
