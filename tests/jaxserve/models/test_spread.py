@@ -216,7 +216,7 @@ def test_parts_of_other_processes_are_not_read(
             count[0] = 0
             whole, every = make(*item).stored_arrays(), count[0]
 
-            def own(wanted: QuantArray) -> list[slice]:
+            def own(wanted: QuantArray, part: tuple[slice, ...] = part) -> list[slice]:
                 slices = zip((*part, ALL, ALL), wanted.shape, strict=False)
                 return [slice(*one.indices(size)[:2]) for one, size in slices]
 
