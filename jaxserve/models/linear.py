@@ -224,7 +224,6 @@ class Projection(nnx.Module):
             live: int32[R, 2] ranges of the rows that count; None: all.
         """
         if self.spread is not None:
-            assert isinstance(x, jax.Array)
             given = {"norm": norm, "residual": residual, "live": live}
             return spread_product(self, self.spread, x, given, gated=gated, out_dtype=out_dtype)
         weight, order, options = self._operands()

@@ -33,7 +33,7 @@ def reordered(x: jax.Array, order: jax.Array) -> jax.Array:
 def spread_product(
     projection: Projection,
     spread: Spread,
-    x: jax.Array,
+    x: Rows,
     given: dict[str, Any],
     **options: Any,
 ) -> jax.Array:
@@ -45,7 +45,7 @@ def spread_product(
     """
     norm, residual, live = given["norm"], given["residual"], given["live"]
     if spread.divides(projection.axes[-1]):
-        assert not options["gated"]
+        assert not options["gated"] and isinstance(x, jax.Array)
         if norm is not None:
             x = rms_norm(x, norm)  # of all inputs
 
@@ -58,7 +58,7 @@ def spread_product(
 
     def local(
         own: Projection,
-        x: jax.Array,
+        x: Rows,
         weight: jax.Array | None,
         residual: jax.Array | None,
         live: jax.Array | None,

@@ -61,14 +61,18 @@ def answers(
     engine.on_dispatch, engine.runner.fetch = dispatched, fetched
     found: dict[str, Any] = {}
     values: list[float] = []
-    for way, params in WAYS.items():
+    # of the further settings fewer answers: the ways to ask have nothing to do with them
+    is_plain = not settings
+    prompts = prompts if is_plain else prompts[:3]
+    for way, params in WAYS.items() if is_plain else [("greedy", WAYS["greedy"])]:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found[way] = [[one.token_ids for one in output.outputs] for output in outputs]
         reported = [output.outputs[0].logprobs or [] for output in outputs]
         found[f"{way} logprobs"] = [[sorted(step) for step in steps] for steps in reported]
         values += [step[token].logprob for steps in reported for step in steps for token in step]
-    beams = llm.beam_search([{"prompt_token_ids": prompts[0]}], BeamSearchParams(3, 6))
-    found["beams"] = [one.tokens for one in beams[0].sequences]
+    if is_plain:
+        beams = llm.beam_search([{"prompt_token_ids": prompts[0]}], BeamSearchParams(3, 6))
+        found["beams"] = [one.tokens for one in beams[0].sequences]
     again = llm.generate(prompts[:1], WAYS["greedy"], use_tqdm=False)[0]
     assert again.num_cached_tokens, "the prefix cache finds what all stages have"
     assert again.outputs[0].token_ids == found["greedy"][0][0]
@@ -85,11 +89,11 @@ def answers(
     again = llm.generate(prompts[:1], WAYS["greedy"], use_tqdm=False)[0]
     assert again.outputs[0].token_ids == found["greedy"][0][0], "its weights are read once more"
     if "tokenizer" in settings:
-        texts = [one.outputs[0].text for one in llm.generate(prompts, DIGITS, use_tqdm=False)]
+        texts = [one.outputs[0].text for one in llm.generate(prompts[:2], DIGITS, use_tqdm=False)]
         assert all(len(text) == 4 and int(text) > 999 for text in texts)
         found["digits"] = texts
     assert engine.scheduler.pages.pool.num_used == 0
-    assert engine.scheduler.num_preemptions, "pages were short"
+    assert engine.scheduler.num_preemptions or not is_plain, "pages were short"
     try:
         llm.params  # noqa: B018
     except ValidationError as error:

@@ -217,7 +217,7 @@ def test_parts_of_other_processes_are_not_read(
             whole, every = make(*item).stored_arrays(), count[0]
 
             def own(wanted: QuantArray, part: tuple[slice, ...] = part) -> list[slice]:
-                slices = zip((*part, ALL, ALL), wanted.shape, strict=False)
+                slices = zip((*part, *(ALL,) * 3), wanted.shape, strict=False)
                 return [slice(*one.indices(size)[:2]) for one, size in slices]
 
             count[0] = 0
