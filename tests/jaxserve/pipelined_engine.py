@@ -81,6 +81,7 @@ def answers(
     dropped, *_ = llm.enqueue(prompts[:3], WAYS["greedy"])
     for _ in range(6):
         llm.client.outputs()
+    llm._requests.enqueued.remove(dropped)
     llm.client.abort(dropped)
     left = [one.outputs[0].token_ids for one in llm.wait_for_completion(use_tqdm=False)]
     assert left[-2:] == [found["greedy"][1][0], found["greedy"][2][0]], "as before it slept"
