@@ -189,7 +189,13 @@ def test_parts_of_other_processes_are_not_read(
     """Rows of a projection, inputs of one, and both of experts, of float32 files."""
     sizes = {"num_hidden_layers": 1, "vocab_size": 64, "num_key_value_heads": 4}
     dense = model_folder("llama_gqa", intermediate_size=4096, **sizes)
-    sparse = model_folder("qwen3_moe", num_experts=2, moe_intermediate_size=4096, **sizes)
+    more = {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 4096,
+        "mlp_only_layers": [],
+    }
+    sparse = model_folder("qwen3_moe", **more, **sizes)
     counted = SafetensorsReader._read_at
     count = [0]
 
