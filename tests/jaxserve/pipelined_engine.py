@@ -91,7 +91,8 @@ def answers(
     assert again.outputs[0].token_ids == found["greedy"][0][0], "its weights are read once more"
     if "tokenizer" in settings:
         texts = [one.outputs[0].text for one in llm.generate(prompts[:2], DIGITS, use_tqdm=False)]
-        assert all(len(text) == 4 and int(text) > 999 for text in texts)
+        # what the bytes of a prompt leave half may stand before
+        assert all(text[-4:].isdigit() and int(text[-4:]) > 999 for text in texts)
         found["digits"] = texts
     assert engine.scheduler.pages.pool.num_used == 0
     assert engine.scheduler.num_preemptions or not is_plain, "pages were short"

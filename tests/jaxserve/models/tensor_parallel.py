@@ -55,7 +55,7 @@ def compare(folder: str, devices: int) -> dict[str, Any]:
 
     return {
         "difference": difference(logits[1]),
-        **rows_divided(folder, config, tokens, difference),
+        **(rows_divided(folder, config, tokens, difference) if devices == 2 else {}),
         "equal": {
             name: all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
             for name, found in leaves.items()
