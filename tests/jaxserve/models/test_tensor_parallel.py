@@ -59,7 +59,7 @@ def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab
     # the five that a projection reads.
     assert result["rows divided"] <= 5e-6
     of_rows = result["collectives of rows"]
-    assert of_rows.pop("all-gather") in (6, 8), "XLA may divide the embeddings of tokens as well"
+    assert 6 <= of_rows.pop("all-gather") <= 8, "XLA may divide the embeddings as well"
     assert of_rows == {"reduce-scatter": 6, **of_embeddings}
     assert result["rounded rows gathered"] == 5
 
