@@ -210,6 +210,7 @@ class Engine:
     def _begin_step(self) -> bool:
         """Plan the next step and hand it over; False: nothing can run before a commit."""
         if self.is_paused:
+            self._clock.paused()
             return False
         clock, scheduler = self._clock, self.scheduler
         clock.start()
