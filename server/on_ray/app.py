@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from server.commands.log_flags import tracer
 from server.commands.serve import asked_for
 from server.on_ray.config import MAX_IN_FRONT, MAX_QUEUED, LLMConfig, num_processes, read_fields
 from server.on_ray.forwarding import Forwarded, Front, messages_of
+from server.on_ray.placement import bundle_of, lacking, replicas_of
 from server.process_end import exit_after
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
     from jaxserve.async_engine import AsyncEngine
     from server.on_ray.followers import Followers
+
+logger = logging.getLogger(__name__)
 
 HOLD_S = 0.05  # between two looks at an engine that is replaced
 TOLD_S = 0.5  # in which Ray is told why, before a replica that has lost a process ends
@@ -40,7 +44,7 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     """The application that serves one model over OpenAI's API.
 
     In a file of `ray serve deploy`, `import_path` is "jaxserve.ray:build_openai_app" and `args` are
-    what is given here.
+    what is given here. Warns where the cluster has no room for it: Ray then waits for nodes.
 
     Args:
         llm_serving_args: `llm_configs`, a list of one `LLMConfig` or mapping of its fields, and
@@ -63,6 +67,7 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     config = one if isinstance(one, LLMConfig) else read_fields(LLMConfig, "llm_configs[0]", one)
     words, options, flags = config.words(), config.options(), config.flags()
     # imported here: a configuration is read without Ray
+    import ray
     from ray import serve
 
     limits, name = edge_limits(flags), options["name"]
@@ -77,7 +82,18 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     front_deployment = serve.deployment(serve.ingress(make_front)(), **front_options)
     of_processes = num_processes(flags), options["ray_actor_options"]
     replicas = serve.deployment(Replica, **options).bind(words, *of_processes)
+    if ray.is_initialized():  # else `serve.run` starts it
+        nodes = [one["Resources"] for one in ray.nodes() if one["Alive"]]
+        asked = [_bundles_of(each) * replicas_of(each) for each in (front_options, options)]
+        if lack := lacking([bundle for each in asked for bundle in each], nodes):
+            logger.warning("%s: %s; what finds no room waits until a node is added", name, lack)
     return front_deployment.bind(replicas)
+
+
+def _bundles_of(options: Mapping[str, Any]) -> list[dict[str, float]]:
+    """What one replica of a deployment asks for."""
+    actor = {"num_cpus": 1} | dict(options.get("ray_actor_options") or {})  # Ray's default
+    return list(options.get("placement_group_bundles") or [bundle_of(actor)])
 
 
 class Replica:

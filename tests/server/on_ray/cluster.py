@@ -1,6 +1,6 @@
 """A program: a local Ray cluster that serves the bundled model, its faults, load and updates.
 
-    python -m tests.server.on_ray.cluster faults|scaling|bundles|batch PORT FOLDER
+    python -m tests.server.on_ray.cluster faults|scaling|bundles|batch|full PORT FOLDER
 
 Prints a JSON object of what was seen, as the last line.
 """
@@ -8,6 +8,7 @@ Prints a JSON object of what was seen, as the last line.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -235,6 +236,26 @@ def bundles(port: int, folder: Path) -> dict[str, Any]:
     return seen
 
 
+def full(port: int, folder: Path) -> dict[str, Any]:
+    """A replica that asks for more CPUs than there are."""
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    told: list[str] = []
+    listening = logging.Handler()
+    listening.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("server.on_ray.app").addHandler(listening)
+    application = build_openai_app({"llm_configs": [config(ray_actor_options={"num_cpus": 5})]})
+    serve.run_many([serve.RunTarget(application)], wait_for_applications_running=False)
+
+    def message() -> str:
+        return str(serve.status().applications["default"].deployments["jaxserve:tiny"].message)
+
+    wait_until(lambda: "resources" in message(), "Ray's own words")
+    seen = {"told": told, "status": message(), "engines": len(processes(ENGINE))}
+    serve.delete("default")
+    wait_until(lambda: not processes("ray::ServeReplica"), "nothing is left")
+    return seen
+
+
 def batch(port: int, folder: Path) -> dict[str, Any]:
     """Lines of which some are bad and some were answered before, by two workers of Ray Data."""
     source, target = folder / "in.jsonl", folder / "out.jsonl"
@@ -281,12 +302,12 @@ def main(name: str, port: int, folder: Path) -> None:
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     told = ("REPLICA_AUTOSCALING_METRIC_PUSH", "HANDLE_AUTOSCALING_METRIC_PUSH")
     os.environ |= quiet | {f"RAY_SERVE_{one}_INTERVAL_S": "0.5" for one in told}
+    os.environ["RAY_SERVE_SLOW_STARTUP_WARNING_S"] = "2"
     os.environ["JAX_PLATFORMS"] = "cpu"
     cluster = ray.init(num_cpus=4, include_dashboard=name == "scaling", log_to_driver=False)
     os.environ["RAY_DASHBOARD_ADDRESS"] = f"http://{cluster.dashboard_url}"  # of `serve deploy`
-    seen = {"faults": faults, "scaling": scaling, "bundles": bundles, "batch": batch}[name](
-        port, folder
-    )
+    programs = {"faults": faults, "scaling": scaling, "bundles": bundles}
+    seen = (programs | {"batch": batch, "full": full})[name](port, folder)
     serve.shutdown()
     ray.shutdown()
     print(json.dumps(seen))

@@ -61,6 +61,13 @@ def test_an_engine_has_the_processes_of_two_bundles(tmp_path: Path) -> None:
     assert seen["another"], "Ray has made the replica again"
 
 
+def test_a_cluster_without_room_says_so_and_keeps_nothing(tmp_path: Path) -> None:
+    seen = seen_of("full", tmp_path)
+    (told,) = seen["told"]
+    assert told.startswith("jaxserve:tiny: no node of this cluster has CPU 5"), told
+    assert '"CPU": 5' in seen["status"] and seen["engines"] == 0, seen
+
+
 def test_two_workers_answer_a_batch_in_order(tmp_path: Path) -> None:
     seen = seen_of("batch", tmp_path)
     assert seen["order"] == [f"r{number}" for number in range(1, 31)]
