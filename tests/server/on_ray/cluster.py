@@ -247,7 +247,8 @@ def full(port: int, folder: Path) -> dict[str, Any]:
     serve.run_many([serve.RunTarget(application)], wait_for_applications_running=False)
 
     def message() -> str:
-        return str(serve.status().applications["default"].deployments["jaxserve:tiny"].message)
+        found = serve.status().applications["default"].deployments.get("jaxserve:tiny")
+        return "" if found is None else found.message
 
     wait_until(lambda: "resources" in message(), "Ray's own words")
     seen = {"told": told, "status": message(), "engines": len(processes(ENGINE))}
@@ -302,7 +303,7 @@ def main(name: str, port: int, folder: Path) -> None:
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     told = ("REPLICA_AUTOSCALING_METRIC_PUSH", "HANDLE_AUTOSCALING_METRIC_PUSH")
     os.environ |= quiet | {f"RAY_SERVE_{one}_INTERVAL_S": "0.5" for one in told}
-    os.environ["RAY_SERVE_SLOW_STARTUP_WARNING_S"] = "2"
+    os.environ |= {f"RAY_SERVE_SLOW_STARTUP_WARNING{one}_S": "2" for one in ("", "_PERIOD")}
     os.environ["JAX_PLATFORMS"] = "cpu"
     cluster = ray.init(num_cpus=4, include_dashboard=name == "scaling", log_to_driver=False)
     os.environ["RAY_DASHBOARD_ADDRESS"] = f"http://{cluster.dashboard_url}"  # of `serve deploy`
