@@ -124,7 +124,7 @@ def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_pa
         "secrets": {"processToken": {"name": "processes"}},
         "port": port,
         "config": small,
-        "drain": {"preStopSeconds": 1, "shutdownTimeoutSeconds": 20},
+        "drain": {"preStopSeconds": 1, "shutdownTimeoutSeconds": 60},
         "env": [{"name": "JAX_PLATFORMS", "value": "cpu"}],
     }
     objects = render(values)
@@ -153,7 +153,7 @@ def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_pa
         answers: list[Any] = []
 
         def ask() -> None:
-            answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60).json())
+            answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=120).json())
 
         running = threading.Thread(target=ask)
         running.start()
@@ -164,9 +164,9 @@ def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_pa
             group[f"{role}Template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]
             for role in ("leader", "worker")
         ]
-        assert int(hooks[1]["command"][1]) == 31
+        assert int(hooks[1]["command"][1]) == 71
         assert leader.run(*hooks[0]["command"]).returncode == 0
         os.kill(leader.pid, signal.SIGTERM)
-        assert leader.process.wait(25) == worker.process.wait(25) == 0
+        assert leader.process.wait(70) == worker.process.wait(10) == 0
         running.join()
         assert answers[0]["usage"]["completion_tokens"] == 1500
