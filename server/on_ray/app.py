@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,9 @@ from server.cli import build_parser
 from server.commands.edge_flags import allowed_hosts, edge_limits
 from server.commands.log_flags import tracer
 from server.commands.serve import asked_for
+from server.on_ray import room
 from server.on_ray.config import MAX_IN_FRONT, MAX_QUEUED, LLMConfig, num_processes, read_fields
 from server.on_ray.forwarding import Forwarded, Front, messages_of
-from server.on_ray.placement import bundle_of, lacking, replicas_of
 from server.process_end import exit_after
 
 if TYPE_CHECKING:
@@ -32,26 +31,27 @@ if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
     from server.on_ray.followers import Followers
 
-logger = logging.getLogger(__name__)
-
 HOLD_S = 0.05  # between two looks at an engine that is replaced
 TOLD_S = 0.5  # in which Ray is told why, before a replica that has lost a process ends
 ENGINE_LOST = 70  # its exit code, as a server's
-ARGS = ("llm_configs", "ingress_deployment_config")
+ARGS = ("llm_configs", "ingress_deployment_config", "require_room")
 
 
 def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     """The application that serves one model over OpenAI's API.
 
     In a file of `ray serve deploy`, `import_path` is "jaxserve.ray:build_openai_app" and `args` are
-    what is given here. Warns where the cluster has no room for it: Ray then waits for nodes.
+    what is given here.
 
     Args:
-        llm_serving_args: `llm_configs`, a list of one `LLMConfig` or mapping of its fields, and
-            `ingress_deployment_config`, options of the front's deployment.
+        llm_serving_args: `llm_configs`, a list of one `LLMConfig` or mapping of its fields,
+            `ingress_deployment_config`, options of the front's deployment, and `require_room`:
+            whether a cluster without room for the first replicas is refused. Without it a warning
+            says what is missing, and Ray waits for hosts.
 
     Raises:
-        ValidationError: a field is unknown or of a wrong type; nothing is deployed then.
+        ValidationError: a field is unknown or of a wrong type, or there is no room; nothing is
+            deployed then.
     """
     given = llm_serving_args.get("llm_configs")
     for name in llm_serving_args:
@@ -63,11 +63,13 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     front = llm_serving_args.get("ingress_deployment_config", {})
     if not isinstance(front, Mapping):
         raise ValidationError("args.ingress_deployment_config", front, "a mapping")
+    is_room_required = llm_serving_args.get("require_room", False)
+    if not isinstance(is_room_required, bool):
+        raise ValidationError("args.require_room", is_room_required, "true or false")
     one = given[0]
     config = one if isinstance(one, LLMConfig) else read_fields(LLMConfig, "llm_configs[0]", one)
     words, options, flags = config.words(), config.options(), config.flags()
     # imported here: a configuration is read without Ray
-    import ray
     from ray import serve
 
     limits, name = edge_limits(flags), options["name"]
@@ -82,18 +84,8 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     front_deployment = serve.deployment(serve.ingress(make_front)(), **front_options)
     of_processes = num_processes(flags), options["ray_actor_options"]
     replicas = serve.deployment(Replica, **options).bind(words, *of_processes)
-    if ray.is_initialized():  # else `serve.run` starts it
-        nodes = [one["Resources"] for one in ray.nodes() if one["Alive"]]
-        asked = [_bundles_of(each) * replicas_of(each) for each in (front_options, options)]
-        if lack := lacking([bundle for each in asked for bundle in each], nodes):
-            logger.warning("%s: %s; what finds no room waits until a node is added", name, lack)
+    room.check(options, front_options, is_room_required)
     return front_deployment.bind(replicas)
-
-
-def _bundles_of(options: Mapping[str, Any]) -> list[dict[str, float]]:
-    """What one replica of a deployment asks for."""
-    actor = {"num_cpus": 1} | dict(options.get("ray_actor_options") or {})  # Ray's default
-    return list(options.get("placement_group_bundles") or [bundle_of(actor)])
 
 
 class Replica:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.errors import ValidationError
@@ -48,31 +48,3 @@ def bundles_of(actor: Mapping[str, Any], count: int, given: Any = None) -> list[
                 allowed = f"{least} or more, which each process asks for"
                 raise ValidationError(f"{FIELD}[{number}].{name}", has, allowed)
     return [dict(bundle) for bundle in given]
-
-
-def replicas_of(options: Mapping[str, Any]) -> int:
-    """As many replicas as a deployment with these options begins with."""
-    scaling, count = options.get("autoscaling_config"), options.get("num_replicas", 1)
-    if isinstance(scaling, Mapping):
-        count = scaling.get("initial_replicas") or scaling.get("min_replicas", 1)
-    return count if isinstance(count, int) else 1  # such as "auto"
-
-
-def lacking(
-    bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]
-) -> str | None:
-    """What a cluster lacks for these bundles even if nothing else ran there; None: nothing.
-
-    Args:
-        bundles: all that is asked for.
-        nodes: the resources of each node.
-    """
-    for bundle in bundles:
-        if not any(all(node.get(name, 0) >= bundle[name] for name in bundle) for node in nodes):
-            wanted = ", ".join(f"{name} {much:g}" for name, much in bundle.items())
-            return f"no node of this cluster has {wanted}, which one process asks for"
-    for name in sorted({name for bundle in bundles for name in bundle}):
-        asked, has = (sum(one.get(name, 0) for one in every) for every in (bundles, nodes))
-        if asked > has:
-            return f"front and replicas ask for {name} {asked:g}, and this cluster has {has:g}"
-    return None

@@ -1,6 +1,6 @@
 """A program: a local Ray cluster that serves the bundled model, its faults, load and updates.
 
-    python -m tests.server.on_ray.cluster faults|scaling|bundles|batch|full PORT FOLDER
+    python -m tests.server.on_ray.cluster faults|scaling|bundles|batch PORT FOLDER
 
 Prints a JSON object of what was seen, as the last line.
 """
@@ -8,7 +8,6 @@ Prints a JSON object of what was seen, as the last line.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
@@ -27,6 +26,7 @@ import yaml
 from ray import serve
 
 from checkpoints import bundled_model_path
+from jaxserve.errors import ValidationError
 from jaxserve.ray import build_openai_app
 from tests.server.server_process import ROOT
 
@@ -132,12 +132,23 @@ def found_share(url: str, name: str) -> float:
     return found / asked
 
 
+def refused() -> str:
+    """What is said of more replicas than this cluster has room for."""
+    try:
+        full = {"llm_configs": [config(num_replicas=9)], "require_room": True}
+        serve.run(build_openai_app(full))
+    except ValidationError as error:
+        return str(error)
+    return "deployed"
+
+
 def faults(port: int, folder: Path) -> dict[str, Any]:
-    """Two replicas: routing, an engine killed, a worker killed, all workers killed."""
+    """No room; two replicas: routing, an engine killed, a worker killed, all workers killed."""
     serve.start(http_options={"host": "127.0.0.1", "port": port})
+    no_room = refused(), list(serve.status().applications)
     began, url = time.monotonic(), f"http://127.0.0.1:{port}"
     serve.run(build_openai_app({"llm_configs": [config(num_replicas=2)]}))
-    seen: dict[str, Any] = {"ready_s": time.monotonic() - began}
+    seen: dict[str, Any] = {"ready_s": time.monotonic() - began, "no room": no_room}
     seen["models"] = [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]]
     seen["replicas"], seen["engines"] = len(processes(REPLICA)), len(processes(ENGINE))
     seen["plain"] = load(url, 16)
@@ -236,27 +247,6 @@ def bundles(port: int, folder: Path) -> dict[str, Any]:
     return seen
 
 
-def full(port: int, folder: Path) -> dict[str, Any]:
-    """A replica that asks for more CPUs than there are."""
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    told: list[str] = []
-    listening = logging.Handler()
-    listening.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("server.on_ray.app").addHandler(listening)
-    application = build_openai_app({"llm_configs": [config(ray_actor_options={"num_cpus": 5})]})
-    serve.run_many([serve.RunTarget(application)], wait_for_applications_running=False)
-
-    def message() -> str:
-        found = serve.status().applications["default"].deployments.get("jaxserve:tiny")
-        return "" if found is None else found.message
-
-    wait_until(lambda: "resources" in message(), "Ray's own words")
-    seen = {"told": told, "status": message(), "engines": len(processes(ENGINE))}
-    serve.delete("default")
-    wait_until(lambda: not processes("ray::ServeReplica"), "nothing is left")
-    return seen
-
-
 def batch(port: int, folder: Path) -> dict[str, Any]:
     """Lines of which some are bad and some were answered before, by two workers of Ray Data."""
     source, target = folder / "in.jsonl", folder / "out.jsonl"
@@ -303,12 +293,12 @@ def main(name: str, port: int, folder: Path) -> None:
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     told = ("REPLICA_AUTOSCALING_METRIC_PUSH", "HANDLE_AUTOSCALING_METRIC_PUSH")
     os.environ |= quiet | {f"RAY_SERVE_{one}_INTERVAL_S": "0.5" for one in told}
-    os.environ |= {f"RAY_SERVE_SLOW_STARTUP_WARNING{one}_S": "2" for one in ("", "_PERIOD")}
     os.environ["JAX_PLATFORMS"] = "cpu"
     cluster = ray.init(num_cpus=4, include_dashboard=name == "scaling", log_to_driver=False)
     os.environ["RAY_DASHBOARD_ADDRESS"] = f"http://{cluster.dashboard_url}"  # of `serve deploy`
-    programs = {"faults": faults, "scaling": scaling, "bundles": bundles}
-    seen = (programs | {"batch": batch, "full": full})[name](port, folder)
+    seen = {"faults": faults, "scaling": scaling, "bundles": bundles, "batch": batch}[name](
+        port, folder
+    )
     serve.shutdown()
     ray.shutdown()
     print(json.dumps(seen))

@@ -31,6 +31,9 @@ def seen_of(name: str, folder: Path) -> dict[str, Any]:
 
 def test_two_replicas_serve_while_engines_and_workers_are_killed(tmp_path: Path) -> None:
     seen = seen_of("faults", tmp_path)
+    told, deployed = seen["no room"]
+    assert "no room for 9 replicas and the front: 10 CPU are asked for, and 4 free" in told
+    assert not deployed
     assert seen["models"] == ["tiny"] and (seen["replicas"], seen["engines"]) == (2, 2)
     right = {int(number) % 8: text for number, text in seen["plain"].items()}
     for phase in ("plain", "engine killed", "worker killed", "afterwards", "all killed"):
@@ -59,13 +62,6 @@ def test_an_engine_has_the_processes_of_two_bundles(tmp_path: Path) -> None:
             cut = phase == "killed" and int(number) % 2 and text == "error event"
             assert cut or text == right[int(number) % 8], (phase, number, text)
     assert seen["another"], "Ray has made the replica again"
-
-
-def test_a_cluster_without_room_says_so_and_keeps_nothing(tmp_path: Path) -> None:
-    seen = seen_of("full", tmp_path)
-    (told,) = seen["told"]
-    assert told.startswith("jaxserve:tiny: no node of this cluster has CPU 5"), told
-    assert '"CPU": 5' in seen["status"] and seen["engines"] == 0, seen
 
 
 def test_two_workers_answer_a_batch_in_order(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from checkpoints import bundled_model_path
 from jaxserve.errors import ValidationError
 from jaxserve.ray import LLMConfig, build_openai_app
 from server.on_ray.config import SCALING, TARGET_QUEUED_TOKENS
-from server.on_ray.placement import lacking, replicas_of
 from server.on_ray.scaling import WorkPolicy
 
 MODEL = str(bundled_model_path())
@@ -139,16 +138,6 @@ def test_each_process_of_an_engine_has_a_bundle() -> None:
     assert alone["placement_group_bundles"] == [{"CPU": 2}]
 
 
-def test_what_a_cluster_lacks_is_told() -> None:
-    one, nodes = {"CPU": 1, "GPU": 2}, [{"CPU": 4, "GPU": 2}, {"CPU": 4, "GPU": 2}]
-    assert lacking([{"CPU": 1}, one, one], nodes) is None
-    assert "ask for GPU 6, and this cluster has 4" in str(lacking([one] * 3, nodes))
-    assert "no node of this cluster has CPU 1, GPU 4" in str(lacking([one | {"GPU": 4}], nodes))
-    assert "no node" in str(lacking([one | {"accelerator_type:H200": 0.001}], nodes))
-    auto = {"autoscaling_config": {"min_replicas": 2}}
-    assert [replicas_of(each) for each in ({}, {"num_replicas": 3}, auto)] == [1, 3, 2]
-
-
 def test_options_of_the_deployment_win() -> None:
     options = config(
         deployment_config={"num_replicas": 3, "name": "mine", "ray_actor_options": {"num_cpus": 2}},
@@ -167,6 +156,7 @@ def test_options_of_the_deployment_win() -> None:
         ({}, "args.llm_configs=None"),
         ({"llm_configs": [config()], "model": "x"}, "args.model='x'"),
         ({"llm_configs": [config()], "ingress_deployment_config": 1}, "ingress_deployment_config"),
+        ({"llm_configs": [config()], "require_room": 1}, "args.require_room=1"),
         ({"llm_configs": [{"model": "x"}]}, r"llm_configs\[0\].model"),
     ],
 )
