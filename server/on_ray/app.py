@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from server.on_ray.followers import Followers
 
 HOLD_S = 0.05  # between two looks at an engine that is replaced
+# an update replaces a front too, whose requests may wait until a replica has loaded and then run
+MOST_WAIT_S = 600
 TOLD_S = 0.5  # in which Ray is told why, before a replica that has lost a process ends
 ENGINE_LOST = 70  # its exit code, as a server's
 ARGS = ("llm_configs", "ingress_deployment_config", "require_room")
@@ -80,6 +82,7 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
         return Front(handle.options(method_name="answer", stream=True), limits)
 
     bounds = {"max_ongoing_requests": MAX_IN_FRONT, "max_queued_requests": MAX_QUEUED}
+    bounds["graceful_shutdown_timeout_s"] = MOST_WAIT_S
     front_options = {"name": "jaxserve"} | bounds | dict(front)
     front_deployment = serve.deployment(serve.ingress(make_front)(), **front_options)
     of_processes = num_processes(flags), options["ray_actor_options"]
