@@ -75,11 +75,11 @@ def lacking(
 
 def first_replicas(options: Mapping[str, Any]) -> int:
     """The replicas that a deployment has before any request has come."""
-    scaling = options.get("autoscaling_config")
-    if scaling is None:
-        return int(options.get("num_replicas") or 1)
-    first = scaling.get("initial_replicas")
-    return int(scaling.get("min_replicas", 1) if first is None else first)
+    scaling, count = options.get("autoscaling_config"), options.get("num_replicas")
+    if isinstance(scaling, Mapping):
+        first = scaling.get("initial_replicas")
+        count = scaling.get("min_replicas", 1) if first is None else first
+    return count if isinstance(count, int) else 1  # "auto", or nothing is said
 
 
 def replica_bundles(options: Mapping[str, Any]) -> list[Resources]:

@@ -74,19 +74,20 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 
 
 def ask(url: str, number: int, answers: dict[int, Any]) -> None:
-    """One request: its text, or what it ended with."""
+    """One request: its text, or what it ended with, such as a status and a body."""
     body = {"model": "tiny", "prompt": f"{number % 8} + 3 =", "max_tokens": MOST_TOKENS}
     body |= {"temperature": 0, "ignore_eos": True, "stream": number % 2 == 1}
     try:
         if not body["stream"]:
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+            told = [answer.status_code, answer.text]
             good = answer.status_code == 200
-            answers[number] = answer.json()["choices"][0]["text"] if good else answer.status_code
+            answers[number] = answer.json()["choices"][0]["text"] if good else told
             return
         text, ended = "", False
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
             if answer.status_code != 200:
-                answers[number] = answer.status_code
+                answers[number] = [answer.status_code, answer.read().decode()]
                 return
             for line in answer.iter_lines():
                 if line == "data: [DONE]":

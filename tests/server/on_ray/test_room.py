@@ -34,6 +34,7 @@ def test_the_first_replicas_are_those_before_any_request() -> None:
         ({}, 1),
         ({"num_replicas": 3}, 3),
         ({"num_replicas": "auto", "autoscaling_config": {}}, 1),
+        ({"num_replicas": "auto"}, 1),
         ({"autoscaling_config": {"min_replicas": 0}}, 0),
         ({"autoscaling_config": {"min_replicas": 0, "initial_replicas": 2}}, 2),
     ):
