@@ -204,7 +204,7 @@ class SafetensorsReader(Closeable):
         rows_an_index = (last - first) // len(out)
         column = row // row_shape[0] if row_shape else row
         taken = (columns.stop - columns.start) * column
-        alone = not whole and taken >= _PAGE_BYTES
+        alone = not whole and taken >= _PAGE_BYTES and 2 * taken <= row
         step = max(1, _BLOCK_BYTES // ((taken if alone else row) * rows_an_index))
         for start in range(0, len(out), step):
             place = out[start : start + step]

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.parallel.sharding import ShardingRules
+from pallas_kernels.quantized_matmul.activations import SCALES_MULTIPLE
 
 AXIS = "model"  # of the mesh
 WHOLE = PartitionSpec()
@@ -24,7 +25,6 @@ OWN_ROWS = PartitionSpec(AXIS)
 # Numbers of a residual stream from which on each device adds and norms a part of its rows
 # (sequence parallelism): below, a call more takes longer than the traffic that is spared.
 DIVIDED_NUMBERS = 1 << 22
-ROWS_MULTIPLE = 8  # that a device has: kernels round rows with so many scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class Spread:
 
         Then a sum over devices is a reduce-scatter of the rows, and an all-gather of their norm.
         """
-        whole = rows % (self.devices * ROWS_MULTIPLE) == 0
+        # rounded rows have no scales of padding then, which a gather would put between them
+        whole = rows % (self.devices * SCALES_MULTIPLE) == 0
         return self.devices > 1 and whole and rows * size >= DIVIDED_NUMBERS
 
     def run(

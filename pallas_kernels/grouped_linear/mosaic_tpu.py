@@ -154,8 +154,10 @@ def in_blocks(
     gated = layer.gated and width % LANES == 0
 
     length = operands.rows.shape[0]
-    held = 2 * length * operands.rows.dtype.itemsize + 4 * (length + blocks.size)
-    gathers = sources is not None and held * inputs <= ROWS_BYTES
+    held = (2 * length * operands.rows.dtype.itemsize + 4 * (length + blocks.size)) * inputs
+    if operands.row_scale is not None:
+        held += 2 * 4 * LANES * length  # a scale a row takes a vector's lanes
+    gathers = sources is not None and held <= ROWS_BYTES
     if sources is not None and not gathers:
         source = lax.div(blocks.rows.reshape(-1), jnp.int32(sources))
         scale = operands.row_scale

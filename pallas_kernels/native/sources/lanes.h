@@ -121,6 +121,25 @@ template <class Dot, int MR>
     _mm256_storeu_ps(sums + 16 * m, acc[m][0]), _mm256_storeu_ps(sums + 16 * m + 8, acc[m][1]);
   }
 }
+
+// `turned_products` of bfloat16 and float32 in 16 registers.
+template <class Dot, int MR>
+inline void turned_products_of_floats(const typename Dot::Activation* const* rows, int64_t words,
+                                      const typename Dot::Weight* block, int64_t depth,
+                                      const typename Dot::Weight* ahead, F32x16* sums) {
+  const int64_t row_bytes = depth * int64_t(sizeof(*block));
+  const char* weight = reinterpret_cast<const char*>(block);
+  const char* next = reinterpret_cast<const char*>(ahead);
+  std::fill_n(sums, MR, F32x16{});
+  __m256i turned[kTurnedWords][2];
+  for (int64_t k = 0; k < words; k += kTurnedWords) {
+    // as the lines lie in memory, not row by row
+    for (int64_t i = k; next && i < k + kTurnedWords; ++i) __builtin_prefetch(next + i * 64, 0, 2);
+    turn_words<0>(weight + k * 4, row_bytes, turned);
+    turn_words<1>(weight + 8 * row_bytes + k * 4, row_bytes, turned);
+    add_turned<Dot, MR>(rows, k, turned, reinterpret_cast<float*>(sums));
+  }
+}
 #endif
 
 // sums[m] = row m of x . the 16 rows of the block, a row of the weight a lane: the sums of `outer_products`, each in
@@ -133,20 +152,6 @@ inline void turned_products(const typename Dot::Activation* const* rows, int64_t
   const int64_t row_bytes = depth * int64_t(sizeof(*block));
   const char* weight = reinterpret_cast<const char*>(block);
   const char* next = reinterpret_cast<const char*>(ahead);
-#if JAXSERVE_PAIRS && defined(__FMA__)
-  if constexpr (!std::is_same_v<Dot, Int8Dot>) {
-    std::fill_n(sums, MR, F32x16{});
-    __m256i turned[kTurnedWords][2];
-    for (int64_t k = 0; k < words; k += kTurnedWords) {
-      // as the lines lie in memory, not row by row
-      for (int64_t i = k; next && i < k + kTurnedWords; ++i) __builtin_prefetch(next + i * 64, 0, 2);
-      turn_words<0>(weight + k * 4, row_bytes, turned);
-      turn_words<1>(weight + 8 * row_bytes + k * 4, row_bytes, turned);
-      add_turned<Dot, MR>(rows, k, turned, reinterpret_cast<float*>(sums));
-    }
-    return;
-  }
-#endif
   for (int64_t k0 = 0; k0 < words; k0 += 16) {
     U32x16 square[16];
 #pragma GCC unroll 16
