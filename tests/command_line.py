@@ -24,7 +24,7 @@ def run(
     return subprocess.run(
         [sys.executable, *program, *words],
         cwd=cwd,
-        env={**env, "JAX_PLATFORMS": "cpu"},
+        env={"JAX_PLATFORMS": "cpu", **env},
         input=input,
         text=True,
         capture_output=True,

@@ -10,7 +10,9 @@ Found = TypeVar("Found")
 
 
 def until(
-    holds: Callable[[], Found], seconds: float = 60, told: Callable[[], object] = str
+    holds: Callable[[], Found],
+    seconds: float = 60,
+    told: Callable[[], object] = lambda: "it did not come true in time",
 ) -> Found:
     """What `holds` returns once that is true; after so many seconds it fails with what is told."""
     deadline = time.monotonic() + seconds

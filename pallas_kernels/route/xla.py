@@ -18,8 +18,7 @@ def route(
 ) -> tuple[jax.Array, Blocks]:
     """As `pallas_kernels.route`."""
     groups = scores.shape[1]
-    _, experts = jax.lax.top_k(scores, choices)
-    weights = jnp.take_along_axis(jax.nn.softmax(scores, axis=-1), experts, axis=1)
+    weights, experts = jax.lax.top_k(jax.nn.softmax(scores, axis=-1), choices)
     if normalized:
         weights = weights / weights.sum(-1, keepdims=True)
     flat = jnp.where(live[:, None], experts, groups).reshape(-1)

@@ -81,8 +81,11 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
         handle = serve.get_deployment_handle(name, app_name)
         return Front(handle.options(method_name="answer", stream=True), limits)
 
-    bounds = {"max_ongoing_requests": MAX_IN_FRONT, "max_queued_requests": MAX_QUEUED}
-    bounds["graceful_shutdown_timeout_s"] = MOST_WAIT_S
+    bounds = {
+        "max_ongoing_requests": MAX_IN_FRONT,
+        "max_queued_requests": MAX_QUEUED,
+        "graceful_shutdown_timeout_s": MOST_WAIT_S,
+    }
     front_options = {"name": "jaxserve"} | bounds | dict(front)
     front_deployment = serve.deployment(serve.ingress(make_front)(), **front_options)
     of_processes = num_processes(flags), options["ray_actor_options"]

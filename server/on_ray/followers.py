@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from jaxserve.errors import EngineDeadError, shown
 from jaxserve.isolation.following import follow
@@ -86,12 +87,17 @@ class Follower:
 
 
 def _kept(token: str) -> IO[bytes]:
-    """A file in memory alone: nothing of it is left when this process is killed."""
-    file = open(os.memfd_create("jaxserve-token"), "wb", buffering=0)  # noqa: SIM115
+    """A file in memory alone, on Linux: nothing of it is left when this process is killed."""
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = open(os.memfd_create("jaxserve-token"), "wb", buffering=0)  # noqa: SIM115
+    else:
+        file = cast(IO[bytes], tempfile.NamedTemporaryFile(buffering=0))  # noqa: SIM115
     file.write(token.encode())
     return file
 
 
 def _path_of(file: IO[bytes]) -> str:
     """Where processes of this user read a file that this process holds open."""
+    if isinstance(file.name, str):
+        return file.name
     return f"/proc/{os.getpid()}/fd/{file.fileno()}"

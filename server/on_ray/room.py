@@ -19,8 +19,9 @@ Resources = Mapping[str, float]
 def check(options: Mapping[str, Any], front: Mapping[str, Any], is_required: bool) -> None:
     """Compare what an application asks for first with what the connected cluster has free.
 
-    A warning says what is missing, for Ray may add hosts, and until then waits for them. An
-    application that is there already is not counted: an update takes the room of what it replaces.
+    A warning says what is missing, for Ray may add hosts, and until then waits for them. Nothing is
+    compared where the deployment has replicas: an update takes the room of what it replaces. How
+    bundles lie on the hosts is not compared.
 
     Args:
         options: of the replicas' deployment.
@@ -32,12 +33,13 @@ def check(options: Mapping[str, Any], front: Mapping[str, Any], is_required: boo
     """
     # imported here: a configuration is read without Ray
     import ray
-    from ray import serve
+    from ray.util import list_named_actors
 
     if not ray.is_initialized():
         return
-    there = (one.deployments for one in serve.status().applications.values())
-    if any(options["name"] in deployments for deployments in there):
+    # of replicas: what Serve tells of an application is empty while an update of it is built
+    actors = (one["name"] for one in list_named_actors(all_namespaces=True))
+    if any(f"#{options['name']}#" in name for name in actors):
         return
     hosts = [one["Resources"] for one in ray.nodes() if one["Alive"]]
     count = first_replicas(options)

@@ -100,6 +100,7 @@ def test_one_token_without_numbers_spoils_no_other(backend: str) -> None:
     _, rows, of_block, counts = routed(backend, scores, np.ones(6, bool), 2)
     best = np.argsort(-scores, axis=1, kind="stable")[:, :2]
     held = {int(i): int(g) for r, g, c in zip(rows, of_block, counts) for i in r[:c]}
+    held = {i: group for i, group in held.items() if i // 2 != 2}  # it may be in any block or none
     assert held == {i: int(best[i // 2, i % 2]) for i in range(12) if i // 2 != 2}
 
 

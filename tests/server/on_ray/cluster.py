@@ -275,9 +275,11 @@ def batch(port: int, folder: Path) -> dict[str, Any]:
     (folder / "checkpoints").symlink_to(ROOT / "checkpoints")
     os.chdir(folder)
     names: dict[str, Any] = {"small": config()["engine_kwargs"]}
-    exec(program, names)
-    is_over.set()
-    watching.join()
+    try:
+        exec(program, names)
+    finally:
+        is_over.set()
+        watching.join()
     told = names["done"]
     found = [json.loads(line) for line in target.read_text().splitlines()]
     return {
@@ -297,11 +299,12 @@ def main(name: str, port: int, folder: Path) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     cluster = ray.init(num_cpus=4, include_dashboard=name == "scaling", log_to_driver=False)
     os.environ["RAY_DASHBOARD_ADDRESS"] = f"http://{cluster.dashboard_url}"  # of `serve deploy`
-    seen = {"faults": faults, "scaling": scaling, "bundles": bundles, "batch": batch}[name](
-        port, folder
-    )
-    serve.shutdown()
-    ray.shutdown()
+    phases = {"faults": faults, "scaling": scaling, "bundles": bundles, "batch": batch}
+    try:
+        seen = phases[name](port, folder)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
     print(json.dumps(seen))
 
 

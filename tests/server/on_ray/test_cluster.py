@@ -22,11 +22,13 @@ pytestmark = [
 
 def seen_of(name: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.server.on_ray.cluster", name, str(free_port())]
-    done = subprocess.run(
-        [*command, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=570
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    out, error = folder / "out.txt", folder / "error.txt"  # what a run that is cut has told, too
+    with out.open("w") as told, error.open("w") as failed:
+        done = subprocess.run(
+            [*command, str(folder)], cwd=ROOT, stdout=told, stderr=failed, timeout=570
+        )
+    assert done.returncode == 0, out.read_text()[-3000:] + error.read_text()[-3000:]
+    found: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
     return found
 
 

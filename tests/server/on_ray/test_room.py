@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -42,23 +42,23 @@ def test_the_first_replicas_are_those_before_any_request() -> None:
 
 
 @pytest.fixture
-def deployments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Those that a stand-in for Ray has; its one host is `HOST`, with two GPUs free."""
-    there: dict[str, Any] = {}
-    ray, serve = ModuleType("ray"), ModuleType("ray.serve")
-    status = SimpleNamespace(applications={"a": SimpleNamespace(deployments=there)})
-    vars(serve).update(status=lambda: status)
-    vars(ray).update(is_initialized=lambda: True, serve=serve)
+def actors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of those that a stand-in for Ray has; its one host is `HOST`, with two GPUs free."""
+    there: list[str] = []
+    ray, util = ModuleType("ray"), ModuleType("ray.util")
+    named = lambda all_namespaces: [{"namespace": "serve", "name": name} for name in there]  # noqa: E731
+    vars(util).update(list_named_actors=named)
+    vars(ray).update(is_initialized=lambda: True, util=util)
     gone = {"Alive": False, "Resources": {"GPU": 64.0}}
     vars(ray).update(nodes=lambda: [{"Alive": True, "Resources": HOST}, gone])
     vars(ray).update(available_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
-    for module in (ray, serve):
+    for module in (ray, util):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return there
 
 
 def test_a_full_cluster_is_told_or_refused(
-    deployments: dict[str, Any], caplog: pytest.LogCaptureFixture
+    actors: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"name": "jaxserve:tiny", "ray_actor_options": {"num_gpus": 1}}
     check(options | {"num_replicas": 2}, {}, True)
@@ -73,5 +73,5 @@ def test_a_full_cluster_is_told_or_refused(
         check(options | group, {}, True)
     with pytest.raises(ValidationError, match="no host has 9 CPU"):
         check(options, {"ray_actor_options": {"num_cpus": 9}}, True)
-    deployments["jaxserve:tiny"] = object()  # an update takes the room of what it replaces
+    actors.append("SERVE_REPLICA::app#jaxserve:tiny#k3x")  # an update takes the room of its own
     check(options | {"num_replicas": 3}, {}, True)

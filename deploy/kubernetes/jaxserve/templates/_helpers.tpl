@@ -23,7 +23,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- /* Of an update: a new pod or group serves before an old one goes, unless there is no room for one more. */ -}}
 {{- define "jaxserve.update" -}}
-{maxSurge: {{ .Values.maxSurge }}, maxUnavailable: {{ if gt (int .Values.maxSurge) 0 }}0{{ else }}1{{ end }}}
+{maxSurge: {{ int .Values.maxSurge }}, maxUnavailable: {{ if gt (int .Values.maxSurge) 0 }}0{{ else }}1{{ end }}}
 {{- end -}}
 
 {{- define "jaxserve.labels" -}}
