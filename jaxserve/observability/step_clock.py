@@ -66,7 +66,7 @@ class StepClock:
         self._newcomers, self._new = self._new, set()
 
     def paused(self) -> None:
-        """No plan is made: who waits does so for no work of the host's."""
+        """No plan was made: requests have waited for no work of the host's."""
         self._new.clear()
 
     def packed(self, running: Any) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxserve.boundary.messages import AddGroup, FirstStep
+from jaxserve.boundary.messages import Action, AddGroup, Control, FirstStep
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.engine.loop import Engine
@@ -125,10 +125,10 @@ def test_so_it_is_where_stages_have_all_steps_that_may_be_in_flight(clock):
 
 def test_a_pause_is_no_overhead(clock):
     run = Run(clock, 2, overlap=True)
-    run.engine.is_paused = True
+    run.engine.handle(Control(Action.PAUSE))
     run.add("late", clock())
     run.step()
-    run.engine.is_paused = False
+    run.engine.handle(Control(Action.RESUME))
     run.step()
     assert run.first_steps["late"].queue_overhead is None
 
