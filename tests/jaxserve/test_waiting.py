@@ -49,7 +49,8 @@ class System:
 
 def test_a_request_that_waits_holds_two_kilobytes_and_an_eighth_beside_its_tokens() -> None:
     gc.freeze()  # what other tests have left is not looked through
-    assert bytes_each(1000) < BYTES
+    # the least: threads that other tests have left allocate meanwhile
+    assert min(bytes_each(1000) for _ in range(3)) < BYTES
 
 
 def test_a_step_does_not_go_through_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
