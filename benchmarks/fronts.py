@@ -15,10 +15,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.extras import require
@@ -83,29 +80,6 @@ async def _load(port: int, requests: int, at_once: int, tokens: int) -> None:
     await asyncio.gather(*(reader.done for _, reader in made))
 
 
-@contextmanager
-def running_server(fronts: int) -> Iterator[Any]:
-    """A server with so many fronts before the stub, ready; ended afterwards."""
-    import psutil
-
-    from benchmarks.verify.edge_load import ROOT, Server, wait_until_ready
-    from checkpoints import bundled_model_path
-    from jaxserve.processes.network import get_open_port
-
-    port = get_open_port()
-    flags = [str(bundled_model_path()), *SERVER, "--port", str(port)]
-    command = [sys.executable, "-m", "benchmarks.fronts", "--serve", "--", *flags]
-    command += ["--api-server-count", str(fronts)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        server = Server(port, psutil.Process(process.pid), Path())
-        wait_until_ready(server.url, process)
-        yield server
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
 def processor_seconds(server: Any) -> dict[str, float]:
     """Of each process so far, by what it is."""
     found = {"server": sum(server.process.cpu_times()[:2])}
@@ -122,7 +96,11 @@ def processor_seconds(server: Any) -> dict[str, float]:
 
 def measure(fronts: int, requests: int, at_once: int, tokens: int) -> dict[str, Any]:
     """Milliseconds of processor time a request, by process, and requests a second."""
-    with running_server(fronts) as server:
+    from benchmarks.verify.edge_load import running_server
+    from checkpoints import bundled_model_path
+
+    program = ["-m", "benchmarks.fronts", "--serve", "--", str(bundled_model_path()), *SERVER]
+    with running_server("--api-server-count", str(fronts), program=program) as server:
         asyncio.run(_load(server.port, max(at_once, requests // 10), at_once, tokens))
         before, begin = processor_seconds(server), time.perf_counter()
         # in another process: this one's would have the processor's time of the server's on one core
@@ -150,11 +128,12 @@ def main(words: list[str]) -> int:
         asyncio.run(_load(*args.load))
         return 0
     require(parser, "test", "psutil")
-    from benchmarks.verify.edge_load import machine
+    from jaxserve.bench.measure import describe, environment
 
     if not args.json:
         print(
-            f"{machine()}\n{args.requests} streams of {args.tokens} tokens, {args.at_once} at once"
+            f"{describe(environment())}\n{args.requests} streams of {args.tokens} tokens, "
+            f"{args.at_once} at once"
         )
     for fronts in args.fronts:
         found = measure(fronts, args.requests, args.at_once, args.tokens)

@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import socket
+import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -28,7 +26,9 @@ from benchmarks.extras import require
 from checkpoints import bundled_model_path
 from jaxserve.bench.measure import describe, environment
 from jaxserve.bench.percentiles import percentile
+from jaxserve.bench.startup import healthy_server
 from jaxserve.errors import JaxServeError
+from jaxserve.processes.network import free_port
 
 if TYPE_CHECKING:
     import httpx
@@ -41,30 +41,12 @@ OTHERS = {"prompt": "Once upon a time", "ignore_eos": True, "temperature": 1.0}
 @contextmanager
 def server(slots: int, words: list[str]) -> Iterator[str]:
     """A server on the bundled model with all programs compiled; its address."""
-    import httpx  # where it is used: an extra's
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "server", str(bundled_model_path()), "--port", str(port)]
     command += ["--max-num-seqs", str(slots), "--max-queue-wait", "none"]
     command += ["--max-num-queued-reqs", "none", *words]
-    address = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            while True:
-                with contextlib.suppress(httpx.HTTPError):
-                    if httpx.get(f"{address}/health", timeout=5).status_code == 200:
-                        break
-                if process.poll() is not None:
-                    log.seek(0)
-                    raise JaxServeError(f"the server ended: {log.read()[-500:]}")
-                time.sleep(0.1)
-            yield address
-        finally:
-            process.terminate()
-            process.wait(60)
+    with healthy_server("the server", command, port, {**os.environ}):
+        yield f"http://127.0.0.1:{port}"
 
 
 @asynccontextmanager
@@ -87,7 +69,7 @@ async def running(load: Load | None, client: httpx.AsyncClient) -> AsyncIterator
 
 async def stream(address: str, tokens: int, load: Load | None) -> list[float]:
     """Milliseconds between a stream's pieces; the load begins late and ends early by a tenth."""
-    import httpx
+    import httpx  # where it is used: an extra's
 
     body = OTHERS | {"max_tokens": tokens, "stream": True, "temperature": 0.0}
     times: list[float] = []

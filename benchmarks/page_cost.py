@@ -24,7 +24,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from benchmarks.verify.edge_load import Client, Server, machine, running_server
+from benchmarks.verify.edge_load import Client, Server, running_server
+from jaxserve.bench.measure import describe, environment
 
 MOST = 1.01
 PROMPT = 40  # tokens
@@ -136,7 +137,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 async def _run(pairs: int, work: Work, idle_seconds: float) -> int:
-    print(f"{machine()}; {work}")
+    print(f"{describe(environment())}; {work}")
     ratios: list[float] = []
     flags = ("--max-queue-wait", "none", "--no-compile-in-background")
     with running_server(*flags) as server:

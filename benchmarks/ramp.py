@@ -27,11 +27,11 @@ from benchmarks.verify.edge_load import (
     Client,
     Reply,
     Server,
-    machine,
     percentile,
     request,
     running_server,
 )
+from jaxserve.bench.measure import describe, environment
 
 PROMPTS = [[5 + (index * 7 + place) % 300 for place in range(16)] for index in range(16)]
 MAX_TOKENS = 16
@@ -172,7 +172,8 @@ def mistake(answer: Exchange, expected: str) -> str | None:
 def ramp(rate: float, seconds_of_ramp: float, hold: float, *, compare: bool) -> int:
     times = arrivals(rate, seconds_of_ramp, hold)
     print(
-        f"{machine()}\n\n{len(times)} requests: {seconds_of_ramp:g} s up to {rate:g} a second, "
+        f"{describe(environment())}\n\n"
+        f"{len(times)} requests: {seconds_of_ramp:g} s up to {rate:g} a second, "
         f"then {hold:g} s; {len(PROMPTS[0])} tokens each, and {MAX_TOKENS} generated\n\n{HEAD}"
     )
     outcomes = {}

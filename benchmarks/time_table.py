@@ -20,9 +20,10 @@ from jaxserve.scheduling.plan import StepPlan
 from jaxserve.simulation.devices import DEVICES
 from jaxserve.simulation.setting import Setting, settle
 from jaxserve.simulation.step_time import LOGITS_PASSES, Rates, Roofline
-from pallas_kernels.grouped_linear.blocks import block_size
+from pallas_kernels.grouped_linear.blocks import GPU_SIZES, TPU_SIZES, Sizes, block_size
 
 CONTEXT = 1024  # tokens of every decode row
+SLOTS = 256  # of the engine whose steps are proved
 DRAWS = 200  # of experts that tokens choose evenly
 COLUMNS = (
     "program",
@@ -84,15 +85,16 @@ def _setting(step: StepProof) -> Setting | None:
         quantization=step.quantization,
         tensor_parallel_size=step.devices,
         max_model_len=CONTEXT,
+        max_num_seqs=SLOTS,
         num_pages=CONTEXT,  # whether the weights fit is the proof's to say
     )
     return settle(asked, model_config_of(SHAPES[step.shape]), device)
 
 
-def blocks_per_expert(model: MoeConfig, tokens: int) -> float:
+def blocks_per_expert(model: MoeConfig, tokens: int, sizes: Sizes = GPU_SIZES) -> float:
     """Blocks of a grouped product for each expert that has rows, tokens choosing evenly."""
     rng, experts, chosen = np.random.default_rng(0), model.num_experts, model.experts_per_token
-    size = block_size(tokens * chosen, experts)
+    size = block_size(tokens * chosen, experts, sizes)
     found = np.zeros(2)
     for _ in range(DRAWS):
         choices = rng.random((tokens, experts)).argpartition(chosen - 1, axis=1)[:, :chosen]
@@ -110,7 +112,8 @@ def _read_again(setting: Setting, rows: int) -> float:
     linear = weight_bytes(model, setting.config.model.dtype, setting.quantization).linear
     chosen = 1.0 - (1.0 - model.experts_per_token / model.num_experts) ** rows
     read = linear * numbers.experts / numbers.linear * chosen / setting.devices
-    return read * (blocks_per_expert(model, rows) - 1.0)
+    sizes = TPU_SIZES if setting.device.platform == "tpu" else GPU_SIZES
+    return read * (blocks_per_expert(model, rows, sizes) - 1.0)
 
 
 def estimate(step: StepProof) -> Estimate | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from tqdm import tqdm
 
 from checkpoints.errors import CheckpointError
 from checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
@@ -121,9 +120,6 @@ def write_folder(
     out: str | Path,
     tensors: Iterable[tuple[str, np.ndarray]],
     small_files: Mapping[str, bytes],
-    *,
-    count: int | None = None,
-    use_tqdm: bool = False,
 ) -> None:
     """Write a model folder of tensors that come one after the other.
 
@@ -131,8 +127,6 @@ def write_folder(
         CheckpointError: the folder holds something already, or there is no room.
     """
     with FolderWriter(out) as writer:
-        for name, tensor in tqdm(
-            tensors, total=count, desc="writing", disable=None if use_tqdm else True
-        ):
+        for name, tensor in tensors:
             writer.add({name: tensor})
         writer.finish(small_files)

@@ -50,6 +50,8 @@ _MAX_HEADER_BYTES = 100_000_000
 # Rows that cannot be read straight to their place go through blocks of about this size, which stay
 # in a core's cache.
 _BLOCK_BYTES = 512 << 10
+# A part of each row that is as large as a page of the disk's cache is read without the rest.
+_PAGE_BYTES = 4 << 10
 # What XLA asks of a host array that it takes over without a copy.
 _ALIGNMENT = 64
 
@@ -200,13 +202,23 @@ class SafetensorsReader(Closeable):
             self._read_bytes(info, first * row, out)
             return
         rows_an_index = (last - first) // len(out)
-        step = max(1, _BLOCK_BYTES // (row * rows_an_index))
+        column = row // row_shape[0] if row_shape else row
+        taken = (columns.stop - columns.start) * column
+        alone = not whole and taken >= _PAGE_BYTES and 2 * taken <= row
+        step = max(1, _BLOCK_BYTES // ((taken if alone else row) * rows_an_index))
         for start in range(0, len(out), step):
             place = out[start : start + step]
             skip = first + start * rows_an_index
-            block = np.empty((len(place) * rows_an_index, *row_shape), info.dtype)
-            self._read_bytes(info, skip * row, block)
-            place[...] = (block if whole else block[:, columns]).reshape(place.shape)
+            count = len(place) * rows_an_index
+            if alone:
+                block = np.empty((count, columns.stop - columns.start, *row_shape[1:]), info.dtype)
+                for number, part in enumerate(block, skip):
+                    self._read_bytes(info, number * row + columns.start * column, part)
+            else:
+                block = np.empty((count, *row_shape), info.dtype)
+                self._read_bytes(info, skip * row, block)
+                block = block if whole else block[:, columns]
+            place[...] = block.reshape(place.shape)
 
     def _read_bytes(self, info: TensorInfo, skip: int, out: np.ndarray) -> None:
         handle = self._files[info.file]

@@ -60,6 +60,7 @@ class Backends:
         matmul: for quantized_matmul, the best first: a product takes the first that covers it.
         experts: for grouped_linear, where `linear` is not "native".
         route: for route, the best first.
+        rotary: for split_rotate, the best first.
         row_invariant: whether a prompt's rows are attended to as decode rows are, in one order, and
             whatever rows are beside them; see `one_program`.
     """
@@ -80,6 +81,7 @@ class Backends:
     matmul: tuple[str, ...] = ("xla",)
     experts: str = "xla"
     route: tuple[str, ...] = ("xla",)
+    rotary: tuple[str, ...] = ("xla",)
     row_invariant: bool = False
 
     @property
@@ -298,6 +300,7 @@ def choose_backends(
         matmul=tuple(candidates("matmul", family)),
         experts=candidates("grouped_linear", family)[0],
         route=tuple(candidates("route", family)),
+        rotary=("native",) if linear == "native" else tuple(candidates("rotary", family)),
     )
 
 

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.http_serving import QuietHandler, answering
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -53,23 +55,14 @@ def serve_hub() -> Iterator[HubServer]:
     Bound.hub = hub
     server = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
     server.daemon_threads = True
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with answering(server) as port:
+        hub.endpoint = f"http://127.0.0.1:{port}"
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     hub: HubServer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self._answer()

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 
 from checkpoints import bundled_model_path
 from server.cli import build_parser
+from tests.command_line import output_of, run
 from tests.hub_server import serve_hub
 from tests.image_models import make_image_model
 from tests.load_traces import write_trace
@@ -140,17 +139,7 @@ print(len(told[0].outputs[0].reports["entropy"]), told[1].outputs[0].reports)
     script = tmp_path / "script.py"
     text = head + steering + attention + tail
     script.write_text(text.replace("MODEL", repr(str(bundled_model_path()))))
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=600,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    same, steered, attended, told, entropies = done.stdout.splitlines()
+    same, steered, attended, told, entropies = output_of(str(script), cwd=tmp_path).splitlines()
     assert entropies == "5 None"
     assert (same, steered, attended) == ("True", "False", "True")
     count, none, size = told.split()[:3]
@@ -162,12 +151,7 @@ def test_the_program_of_embeddings_runs(tmp_path: Path) -> None:
     program = "\n".join(blocks(ROOT / "docs" / "embeddings.md", "python"))
     script = tmp_path / "script.py"
     script.write_text(program.replace("MODEL", str(bundled_model_path())))
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = done.stdout.splitlines()
+    said = output_of(str(script)).splitlines()
     assert [line.split()[0] for line in said] == ["cosine", "text", "ids", "probs", "probs"]
     assert said[2].endswith("[7, 8, -1, -1, -1, -1, -1, 9]") and said[4].endswith(" 2")
 
@@ -176,15 +160,7 @@ def test_the_program_of_embeddings_runs(tmp_path: Path) -> None:
 def test_the_program_of_images_runs(tmp_path: Path) -> None:
     (program,) = blocks(ROOT / "docs" / "images.md", "python")
     folder = make_image_model(tmp_path / "llava")
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("MODEL", str(folder))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    places, found = done.stdout.splitlines()[-2:]
+    places, found = output_of("-c", program.replace("MODEL", str(folder))).splitlines()[-2:]
     assert places == "places 16" and int(found.removeprefix("found again ")) >= 16
 
 
@@ -220,14 +196,7 @@ def test_the_command_runs(command: str, tmp_path: Path) -> None:
     if words[0] == "tune":
         words += shlex.split("--quick --max-num-seqs 2 --quantization none int8")
         words += ["--output", str(tmp_path / "tuned.yaml"), "--ttft-ms", "1e6", "--itl-ms", "1e6"]
-    done = subprocess.run(
-        [sys.executable, "-c", "from server.cli import main; raise SystemExit(main())", *words],
-        cwd=ROOT,
-        input="Hello\n",
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run(*words, input="Hello\n", timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()
 
@@ -241,16 +210,8 @@ def test_the_readme_program_runs(tmp_path: Path) -> None:
         hub.repositories["meta-llama/Meta-Llama-3-8B-Instruct"] = {
             file.name: file.read_bytes() for file in files
         }
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env=os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
+        env = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
+        lines = output_of("-c", program, env=env).splitlines()
     assert lines[0].startswith("The capital of France is") and len(lines) >= 2
 
 
@@ -258,31 +219,16 @@ def test_the_readme_program_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("page", "lines"), [("beam_search.md", 4), ("structured_outputs.md", 1)])
 def test_the_program_of_a_page_runs(page: str, lines: int) -> None:
     (program,) = blocks(ROOT / "docs" / page, "python")
-    done = subprocess.run(
-        [sys.executable, "-c", f"model = {str(bundled_model_path())!r}\n{program}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    found = output_of("-c", f"model = {str(bundled_model_path())!r}\n{program}").splitlines()
     told = ("What is", '{"sum":')
-    assert sum(any(one in line for one in told) for line in done.stdout.splitlines()) == lines
+    assert sum(any(one in line for one in told) for line in found) == lines
 
 
 @pytest.mark.slow
 def test_the_program_of_pictures_runs(tmp_path: Path) -> None:
     (program,) = blocks(ROOT / "docs" / "operating.md", "python")
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("MODEL", str(bundled_model_path()))],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "request 20: 68 prompt tokens" in done.stdout
+    program = program.replace("MODEL", str(bundled_model_path()))
+    assert "request 20: 68 prompt tokens" in output_of("-c", program, cwd=tmp_path)
     made = {"timeline.png", "pages.png", "latency.png", "out.json"}
     assert {file.name for file in tmp_path.iterdir()} == made
 
@@ -290,13 +236,6 @@ def test_the_program_of_pictures_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_program_of_the_memory_report_runs() -> None:
     _, program = blocks(ROOT / "docs" / "scheduling.md", "python")  # the first is a policy
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("MODEL", str(bundled_model_path()))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert any(line.startswith("kv_active_ratio ") for line in done.stdout.splitlines())
-    assert float(done.stdout.splitlines()[-1].split()[0]) > 0
+    told = output_of("-c", program.replace("MODEL", str(bundled_model_path()))).splitlines()
+    assert any(line.startswith("kv_active_ratio ") for line in told)
+    assert float(told[-1].split()[0]) > 0

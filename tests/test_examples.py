@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.command_line import output_of
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "docs" / "examples").glob("*.py"))
@@ -23,12 +22,8 @@ def test_they_are_short() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_it_finds_what_it_says(script: Path) -> None:
-    given = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=given, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    told = [line for line in done.stdout.splitlines() if line.endswith((": True", ": False"))]
-    assert told, done.stdout
+    said = output_of(str(script))
+    told = [line for line in said.splitlines() if line.endswith((": True", ": False"))]
+    assert told, said
     for line in told:
-        assert line.endswith("True") or line == FALSE.get(script.name), done.stdout
+        assert line.endswith("True") or line == FALSE.get(script.name), said

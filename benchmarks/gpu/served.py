@@ -22,8 +22,9 @@ from benchmarks.gpu.setting import Section, Setting
 from benchmarks.isolated import importing_from
 from benchmarks.model_shapes import TINY, write_config
 from checkpoints import bundled_model_path
-from jaxserve.bench.startup import free_port, healthy_server
+from jaxserve.bench.startup import healthy_server
 from jaxserve.errors import JaxServeError
+from jaxserve.processes.network import free_port
 
 OURS = "jaxserve"
 LIMIT_S = 200

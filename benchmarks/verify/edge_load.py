@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +16,15 @@ from typing import Any
 
 import psutil
 
+from benchmarks.isolated import importing_from
+from jaxserve.bench.startup import healthy_server
+from jaxserve.processes.network import free_port
+
 ROOT = Path(__file__).parents[2]
 STARTUP_S = 600.0
 SERVER = (
+    "-m",
+    "server",
     "--max-num-seqs",
     "64",
     "--max-model-len",
@@ -93,51 +96,21 @@ class Server:
 
 
 @contextmanager
-def running_server(*flags: str) -> Iterator[Server]:
-    """The bundled model on a free port, ready; ended afterwards.
+def running_server(*flags: str, program: Sequence[str] = SERVER) -> Iterator[Server]:
+    """A server on a free port, ready; ended afterwards.
+
+    Args:
+        flags: of the server.
+        program: words of Python's command line before them, by default the bundled model's server.
 
     Raises:
-        RuntimeError: it did not become ready.
+        JaxServeError: it did not become ready; holds its last line.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "server", *SERVER, "--port", str(port), *flags]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            server = Server(port, psutil.Process(process.pid), log)
-            wait_until_ready(server.url, process, log)
-            yield server
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path | None = None) -> None:
-    """Wait until a server is healthy.
-
-    Raises:
-        RuntimeError: it did not become ready; with the end of its log.
-    """
-    deadline = time.monotonic() + STARTUP_S
-    while not _is_ready(url):
-        if process.poll() is not None or time.monotonic() > deadline:
-            told = "" if log is None else log.read_text()[-2000:]
-            raise RuntimeError(f"the server is not ready:\n{told}")
-        time.sleep(0.2)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
-    except OSError:
-        return False
+    port = free_port()
+    command = [sys.executable, *program, "--port", str(port), *flags]
+    environment = os.environ | importing_from(ROOT)
+    with healthy_server("the server", command, port, environment, STARTUP_S) as started:
+        yield Server(port, psutil.Process(started.process.pid), started.log)
 
 
 @dataclass(slots=True)
@@ -240,25 +213,6 @@ class Client:
     def close(self) -> None:
         for one in self._idle:
             one.transport.close()
-
-
-def machine() -> str:
-    """The processor, its cores and the versions, for a report."""
-    import jax
-
-    import jaxserve
-
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    return (
-        f"{os.cpu_count()} cores of {models[0] if models else 'an unknown processor'}, jaxserve "
-        f"{jaxserve.__version__}, commit {commit or 'unknown'}, jax {jax.__version__}, Python "
-        f"{sys.version.split()[0]}"
-    )
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -122,6 +122,10 @@ JOINED_KERNELS = 1
 IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
+# a sparse layer on one TPU: `split_rotate`, attention, `route`, two grouped products, four products
+# of XLA's and what stands around these; and which rows live, once a step, behind the first layer's
+# attention: of two layers alone it counts as theirs
+TPU_SPARSE_KERNELS, TPU_LIVE_KERNELS = 14, 4
 # the one program of a deterministic engine: slots, and tokens of prompts
 ONE_PROGRAM = wanted_shapes(64, 256, smallest_bucket=1)[0]
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -297,6 +301,9 @@ def requirements(
             a_layer += JOINED_KERNELS
         if is_dequantized:
             a_layer += DEQUANTIZED_KERNELS
+    sparse = setting.devices == 1 and isinstance(config, MoeConfig) and not step.num_prefill
+    if sparse and platform_of(setting.kind) == "tpu" and setting.quantization is None:
+        a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,
@@ -316,13 +323,20 @@ def cpu_seconds() -> float:
     return times.user + times.children_user
 
 
+def program_of(kind: str, step: StepShape) -> StepShape:
+    """The program that an engine runs for a step: none has fewer rows than the device's least."""
+    least = device_defaults(platform_of(kind)).smallest_bucket
+    return replace(step, num_decode=max(step.num_decode, least))
+
+
 def prove_step(setting: Setting, step: StepShape) -> StepProof:
-    """Compile one program of the engine for absent devices and judge it.
+    """Compile the engine's program of one step for absent devices and judge it.
 
     Raises:
         CompilerMissingError: what compiles for this kind is not installed.
     """
-    begin = cpu_seconds()
+    begin, asked = cpu_seconds(), step
+    step = program_of(setting.kind, asked)
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
     form = LinearForm.of(backends, setting.quantization)
     structure, leaves = abstract_leaves(config, mesh, DTYPE, form)
@@ -358,7 +372,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     weights_in = "" if setting.quantization is None else f", {setting.quantization} weights"
     one = ", deterministic" if setting.deterministic else ""
     of_model = f"{setting.shape}, {config.num_layers} layers{parallel}{weights_in}{stored}{one}"
-    name = f"{of_model}, {step.name}"
+    name = f"{of_model}, {asked.name}"
     wanted = requirements(setting, config, backends, step, pool)
     if "quantized_matmul" in wanted.instructions:
         # a kernel multiplies the weights as they are stored: nothing else may write them
@@ -392,7 +406,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         shape=setting.shape,
         layers=config.num_layers,
         devices=setting.devices,
-        step=step.name,
+        step=asked.name,
         backends=(backends.decode, backends.prefill if step.num_prefill else None),
         pool_tokens=setting.num_pages * setting.page_size,
         weights=weights,
@@ -401,7 +415,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         cpu_seconds=cpu_seconds() - begin,
         blob=4 * layout.size,
         quantization=setting.quantization,
-        rows=None if step.num_prefill else step.num_decode,
+        rows=None if step.num_prefill else asked.num_decode,
     )
 
 

@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from benchmarks.verify.edge_load import ALL_COMPILED, Client, Reply, Server, machine, running_server
+from benchmarks.verify.edge_load import ALL_COMPILED, Client, Reply, Server, request, running_server
+from jaxserve.bench.measure import describe, environment
 
 WARM_SHARE = 0.3  # of the time, in which memory may grow: caches, programs that are compiled
 SLACK_BYTES = 32 * 2**20
@@ -135,12 +136,8 @@ class Traffic:
         """Ask, and hang up: at once, or in the middle of a stream."""
         body = {"prompt": self.prompt(), **self.generating(), "max_tokens": 150}
         body["stream"] = self.rng.random() < 0.6
-        data = json.dumps(body).encode()
         reader, writer = await client.connect()
-        writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data
-        )
+        writer.write(request(COMPLETIONS, body))
         ended = "after the answer"
         try:
             async with asyncio.timeout(self.rng.choice([0.0, 0.05, 0.3])):
@@ -229,7 +226,9 @@ def soak(seconds: float, seed: int) -> int:
     warmed = samples[int(WARM_SHARE * len(samples)) :]
     third = max(1, len(warmed) // 3)
     early, late = max(warmed[:third]), max(warmed[-third:])
-    print(f"{machine()}\n\n{seconds:.0f} s, {WORKERS} clients at a time, seed {seed}\n")
+    print(
+        f"{describe(environment())}\n\n{seconds:.0f} s, {WORKERS} clients at a time, seed {seed}\n"
+    )
     for name, count in sorted(counts.items()):
         print(f"- {name}: {count}")
     print(

@@ -20,7 +20,7 @@ from checkpoints.gguf.names import (
     interleaved_rows,
     row_order,
 )
-from checkpoints.quantized.quantized_matrix import Encoding, Matrix, check_finite, full_rows
+from checkpoints.quantized.quantized_matrix import ALL, Encoding, Matrix, check_finite, full_rows
 from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
 
 BLOCK_NUMBERS = 1 << 20  # that are unpacked at a time
@@ -50,8 +50,8 @@ class GGUFMatrix:
     def by_rows(self) -> bool:
         return True
 
-    def elements(self, rows: slice) -> np.ndarray:
-        return self._read(rows, self._type.read_elements)
+    def elements(self, rows: slice, columns: slice = ALL) -> np.ndarray:
+        return self._read(rows, self._type.read_elements)[:, columns]
 
     def scales(self, rows: slice) -> np.ndarray:
         return check_finite(self.file.path, self.name, self._read(rows, self._type.read_scales))

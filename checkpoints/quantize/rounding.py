@@ -68,18 +68,14 @@ def round_fp8(weight: np.ndarray, scale_dtype: np.dtype) -> RoundedMatrix:
     return RoundedMatrix((weight / scales).clip(-FP8_MAX, FP8_MAX).astype(FP8), scales)
 
 
-def round_with_zeros(
-    weight: np.ndarray, group: int | None, scale_dtype: np.dtype, bits: int = 4
-) -> RoundedMatrix:
-    """Unsigned integers with a zero a group: smallest and largest number are the ends of the grid.
+def round_with_zeros(weight: np.ndarray, group: int | None, scale_dtype: np.dtype) -> RoundedMatrix:
+    """4-bit integers with a zero a group: smallest and largest number are the ends of the grid.
 
     Args:
         weight: float32 [out, in].
         group, scale_dtype: as of `round_integers`.
-        bits: bits of an element.
     """
-    outputs, inputs = weight.shape
-    most = 2**bits - 1
+    (outputs, inputs), most = weight.shape, 2**4 - 1
     grouped = weight.reshape(outputs, -1, group or inputs)
     low, high = np.minimum(grouped.min(axis=-1), 0), np.maximum(grouped.max(axis=-1), 0)
     scales = stored_scales((high - low) / most, scale_dtype)

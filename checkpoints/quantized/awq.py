@@ -13,11 +13,13 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 from checkpoints.quantized.fields import Fields, is_listed
 from checkpoints.quantized.quantized_matrix import (
+    ALL,
     Encoding,
     Matrix,
     check_finite,
     full_rows,
     unpacked,
+    words_of,
 )
 from checkpoints.safetensors_reader import SafetensorsReader
 
@@ -39,8 +41,8 @@ class AwqMatrix:
     def by_rows(self) -> bool:
         return False
 
-    def elements(self, rows: slice) -> np.ndarray:
-        return self._by_output("qweight", rows)
+    def elements(self, rows: slice, columns: slice = ALL) -> np.ndarray:
+        return self._by_output("qweight", rows, columns)
 
     def scales(self, rows: slice) -> np.ndarray:
         start, stop = full_rows(rows, self.shape[0])
@@ -56,13 +58,10 @@ class AwqMatrix:
     def input_scale(self) -> None:
         return None
 
-    def _by_output(self, part: str, rows: slice) -> np.ndarray:
-        start, stop = full_rows(rows, self.shape[0])
-        first, last = start // PER_WORD, -(-stop // PER_WORD)
-        words = self.reader.read(f"{self.module}.{part}", (slice(None), slice(first, last)))
-        skip = first * PER_WORD
-        outputs = unpacked(words, 4, ORDER)[:, start - skip : stop - skip]
-        return np.ascontiguousarray(outputs.T)
+    def _by_output(self, part: str, rows: slice, columns: slice = ALL) -> np.ndarray:
+        which, own = words_of(rows, self.shape[0], PER_WORD)
+        words = self.reader.read(f"{self.module}.{part}", (columns, which))
+        return np.ascontiguousarray(unpacked(words, 4, ORDER)[:, own].T)
 
 
 def read_awq(fields: Fields, reader: SafetensorsReader) -> dict[str, Matrix]:

@@ -17,12 +17,14 @@ from checkpoints.errors import CheckpointError
 from checkpoints.quantized.awq import SCALE_TYPES, check_divides, expect
 from checkpoints.quantized.fields import Fields
 from checkpoints.quantized.quantized_matrix import (
+    ALL,
     INT4_ZERO,
     Encoding,
     Matrix,
     check_finite,
     full_rows,
     unpacked,
+    words_of,
 )
 from checkpoints.safetensors_reader import SafetensorsReader
 
@@ -45,12 +47,15 @@ class GptqMatrix:
     def by_rows(self) -> bool:
         return False
 
-    def elements(self, rows: slice) -> np.ndarray:
+    def elements(self, rows: slice, columns: slice = ALL) -> np.ndarray:
         start, stop = full_rows(rows, self.shape[0])
-        words = self.reader.read(f"{self.module}.qweight", (slice(None), slice(start, stop)))
-        outputs = unpacked(np.ascontiguousarray(words.T), self.bits)
+        # sorted columns come from anywhere
+        wanted = columns if self.sorted is None else ALL
+        which, own = words_of(wanted, self.shape[1], 32 // self.bits)
+        words = self.reader.read(f"{self.module}.qweight", (which, slice(start, stop)))
+        outputs = unpacked(np.ascontiguousarray(words.T), self.bits)[:, own]
         if self.sorted is not None:
-            outputs = outputs[:, self.sorted]
+            outputs = outputs[:, self.sorted[columns]]
         # 8 bits: the unsigned numbers less 128
         return outputs if self.bits == 4 else (outputs ^ np.uint8(0x80)).view(np.int8)
 
@@ -73,12 +78,9 @@ def gptq_zeros(
     reader: SafetensorsReader, module: str, bits: int, version: int, rows: slice, outputs: int
 ) -> np.ndarray:
     """Zeros [rows, groups]: uint8 of 4 bits; int16 of 8 bits, less 128 like the elements."""
-    start, stop = full_rows(rows, outputs)
-    per_word = 32 // bits
-    first, last = start // per_word, -(-stop // per_word)
-    words = reader.read(f"{module}.qzeros", (slice(None), slice(first, last)))
-    skip = first * per_word
-    zeros = unpacked(words, bits)[:, start - skip : stop - skip].T.astype(np.int16)
+    which, own = words_of(rows, outputs, 32 // bits)
+    words = reader.read(f"{module}.qzeros", (ALL, which))
+    zeros = unpacked(words, bits)[:, own].T.astype(np.int16)
     if version == 1:
         zeros = (zeros + 1) & ((1 << bits) - 1)  # packed less one, modulo the largest
     return np.ascontiguousarray(zeros.astype(np.uint8) if bits == 4 else zeros - 128)

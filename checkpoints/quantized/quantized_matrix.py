@@ -14,6 +14,7 @@ from checkpoints.errors import CheckpointError
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 ELEMENTS = {"int4": np.dtype(np.uint8), "int8": np.dtype(np.int8), "fp8": FP8}
+ALL = slice(None)
 INT4_ZERO = 8  # the element of "int4" that stands for zero where there are no zeros
 
 
@@ -69,8 +70,8 @@ class Matrix(Protocol):
     @property
     def stored(self) -> Encoding: ...
 
-    def elements(self, rows: slice) -> np.ndarray:
-        """[rows, in] in the type that `ELEMENTS` names; column j is of input order()[j]."""
+    def elements(self, rows: slice, columns: slice = ALL) -> np.ndarray:
+        """[rows, columns] in the type that `ELEMENTS` names; column j is of input order()[j]."""
 
     def scales(self, rows: slice) -> np.ndarray:
         """float32 [rows, groups]."""
@@ -137,3 +138,11 @@ def full_rows(rows: slice, count: int) -> tuple[int, int]:
     """The first row of a slice of `count` and the last one, exclusive."""
     start, stop, _ = rows.indices(count)
     return start, max(start, stop)
+
+
+def words_of(fields: slice, count: int, per_word: int) -> tuple[slice, slice]:
+    """The words that have a slice of `count` fields, and the fields' places within these words."""
+    start, stop = full_rows(fields, count)
+    first = start // per_word
+    skip = first * per_word
+    return slice(first, -(-stop // per_word)), slice(start - skip, stop - skip)

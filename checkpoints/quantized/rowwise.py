@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from checkpoints.quantized.quantized_matrix import Encoding, full_rows, unpacked
+from checkpoints.quantized.quantized_matrix import ALL, Encoding, full_rows, unpacked, words_of
 from checkpoints.safetensors_reader import SafetensorsReader
 
 
@@ -43,14 +43,17 @@ class RowMatrix:
     def by_rows(self) -> bool:
         return True
 
-    def elements(self, rows: slice) -> np.ndarray:
-        start, stop = full_rows(rows, self.shape[0])
-        found = self.reader.read(self.weight, (slice(start, stop),))
+    def elements(self, rows: slice, columns: slice = ALL) -> np.ndarray:
+        own_rows = slice(*full_rows(rows, self.shape[0]))
         if self.packed_bits is None:
-            return found
-        fields = unpacked(found, self.packed_bits)[:, : self.shape[1]]
+            return self.reader.read(self.weight, (own_rows, columns))
+        # sorted columns come from anywhere
+        wanted = columns if self.sorted is None else ALL
+        which, own = words_of(wanted, self.shape[1], 32 // self.packed_bits)
+        words = self.reader.read(self.weight, (own_rows, which))
+        fields = unpacked(words, self.packed_bits)[:, own]
         if self.sorted is not None:
-            fields = fields[:, self.sorted]
+            fields = fields[:, self.sorted[columns]]
         return fields if self.packed_bits == 4 else (fields ^ np.uint8(0x80)).view(np.int8)
 
     def scales(self, rows: slice) -> np.ndarray:
@@ -68,14 +71,12 @@ class RowMatrix:
 
     def zeros(self, rows: slice) -> np.ndarray:
         assert self.zero is not None
-        start, stop = full_rows(rows, self.shape[0])
         if self.packed_bits is None:
-            return self.reader.read(self.zero, (slice(start, stop),)).astype(np.int16)
-        per_word = 32 // self.packed_bits
-        first, last = start // per_word, -(-stop // per_word)
-        words = self.reader.read(self.zero, (slice(first, last),))
-        fields = unpacked(np.ascontiguousarray(words.T), self.packed_bits).T
-        found = fields[start - first * per_word : stop - first * per_word]
+            own_rows = slice(*full_rows(rows, self.shape[0]))
+            return self.reader.read(self.zero, (own_rows,)).astype(np.int16)
+        which, own = words_of(rows, self.shape[0], 32 // self.packed_bits)
+        words = self.reader.read(self.zero, (which,))
+        found = unpacked(np.ascontiguousarray(words.T), self.packed_bits).T[own]
         return found if self.packed_bits == 4 else found.astype(np.int16) - 128
 
     def order(self) -> np.ndarray | None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from checkpoints.quantized.quantized_matrix import Matrix, dequantized, full_rows
+from checkpoints.quantized.quantized_matrix import ALL, Matrix, dequantized, full_rows
 
 BLOCK_NUMBERS = 1 << 20  # that are dequantised at a time
 
@@ -84,11 +84,13 @@ class Part:
             place = out[at : at + step]
             first = start + at * per_index
             rows = slice(first, first + len(place) * per_index)
-            found = self._read(matrix, rows)
-            place[...] = (found[:, index[1]] if len(index) > 1 else found).reshape(place.shape)
+            columns = index[1] if len(index) > 1 else ALL
+            place[...] = self._read(matrix, rows, columns).reshape(place.shape)
 
-    def _read(self, matrix: Matrix, rows: slice) -> np.ndarray:
+    def _read(self, matrix: Matrix, rows: slice, columns: slice) -> np.ndarray:
+        if self.part == "elements":
+            return matrix.elements(rows, columns)
         if self.part == "values":
-            return dequantized(matrix, rows)
-        found: np.ndarray = getattr(matrix, self.part)(rows)
+            return dequantized(matrix, rows)[:, columns]
+        found: np.ndarray = getattr(matrix, self.part)(rows)[:, columns]
         return found

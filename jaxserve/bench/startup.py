@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,11 +16,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxserve.bench.percentiles import PERCENTILES, percentile
 from jaxserve.bench.serve_options import at_least
 from jaxserve.errors import JaxServeError, ValidationError
+from jaxserve.processes.network import free_port
 
 POLL_SECONDS = 0.1  # a question costs both processes several ms of the cores that compile
 GIVE_UP_SECONDS = 900.0
@@ -96,16 +96,22 @@ def seconds_to_healthy(words: list[str], cache: Path) -> float:
     port = free_port()
     command = [sys.executable, "-m", "server", *words, "--port", str(port)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    with healthy_server("jaxserve serve", command, port, environment) as seconds:
-        return seconds
+    with healthy_server("jaxserve serve", command, port, environment) as server:
+        return server.seconds
 
 
-def free_port() -> int:
-    """A port of this machine on which nothing listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+class HealthyServer(NamedTuple):
+    """A server that has said healthy.
+
+    Attributes:
+        seconds: from its start to its first healthy answer.
+        process: its first one.
+        log: the file of what it prints, until it is ended.
+    """
+
+    seconds: float
+    process: subprocess.Popen[str]
+    log: Path
 
 
 @contextmanager
@@ -115,7 +121,7 @@ def healthy_server(
     port: int,
     environment: dict[str, str],
     limit_s: float = GIVE_UP_SECONDS,
-) -> Iterator[float]:
+) -> Iterator[HealthyServer]:
     """A server of this machine that says healthy, ended behind the block.
 
     Args:
@@ -125,15 +131,14 @@ def healthy_server(
         environment: of its process.
         limit_s: seconds that this may take.
 
-    Yields:
-        Seconds from its start to the first healthy answer.
-
     Raises:
         JaxServeError: it ended or was not healthy in time; holds its last line.
     """
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.NamedTemporaryFile("w+") as log:
         begin = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True
+        )
         try:
             while not _healthy(port):
                 ended = process.poll() is not None
@@ -144,10 +149,14 @@ def healthy_server(
                     state = "ended" if ended else f"was not healthy within {limit_s:.0f} s"
                     raise JaxServeError(f"{name} {state}: {reason}")
                 time.sleep(POLL_SECONDS)
-            yield time.perf_counter() - begin
+            yield HealthyServer(time.perf_counter() - begin, process, Path(log.name))
         finally:
             process.terminate()
-            process.wait(60)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _healthy(port: int) -> bool:

@@ -17,14 +17,12 @@ from jaxserve.tokenization.stop import StopChecker
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 
-def empty_output(
-    index: int, params: SamplingParams, finish_reason: str | None = None
-) -> CompletionOutput:
+def empty_output(index: int, params: SamplingParams) -> CompletionOutput:
     """The output of a sequence without a token."""
     if not params.needs_logprobs:
-        return CompletionOutput(index, "", [], finish_reason=finish_reason)
+        return CompletionOutput(index, "", [])
     logprobs = FlatLogprobs() if params.flat_logprobs else list[PositionLogprobs]()
-    return CompletionOutput(index, "", [], 0.0, logprobs, finish_reason)
+    return CompletionOutput(index, "", [], 0.0, logprobs)
 
 
 class _Text:

@@ -14,7 +14,9 @@ class DeviceDefaults:
     max_num_seqs: int
     max_num_batched_tokens: int
     page_size: int
-    smallest_bucket: int  # XLA:CPU's fast matmul wants at least two rows
+    # XLA:CPU's fast matmul wants at least two rows; a TPU's tile has eight, and takes more kernels
+    # for a single one
+    smallest_bucket: int
     compile_ahead: int  # programs; a CPU compiles on the cores that serve, so it begins with few
     compile_in_background: bool  # a GPU drops its graphs whenever something is compiled
     flops_per_number: float  # that the device computes while it moves a float32 number
@@ -24,7 +26,7 @@ ALL = 1000  # programs, more than there are
 DEFAULTS = {
     "cpu": DeviceDefaults(32, 512, 16, 2, 2, True, 100.0),
     "gpu": DeviceDefaults(256, 2048, 16, 1, ALL, False, 800.0),
-    "tpu": DeviceDefaults(128, 1024, 128, 1, 16, True, 900.0),
+    "tpu": DeviceDefaults(128, 1024, 128, 8, 16, True, 900.0),
 }
 # page sizes of GPUs by compute capability, the others have the one above. Hopper's kernels pay for
 # each copy of a page; Triton's read tokens one by one (docs/kernels.md, "The size of a page")

@@ -138,6 +138,7 @@ class Engine:
                 self._is_watched = True
             case Control(action=Action.PAUSE | Action.RESUME):
                 self.is_paused = body.action is Action.PAUSE
+                self._clock.paused()
             case Control(action=Action.START_PROFILE):
                 self._profile.start(body.folder)
             case Control(action=Action.STOP_PROFILE):
@@ -296,5 +297,4 @@ class Engine:
 
 def _newcomers(plan: StepPlan) -> list[Request]:
     """Requests that may be in a first step: their rows bring tokens, or they sample from those."""
-    first = plan.num_decode
-    return plan.rows.requests[first:] + plan.samples.requests[first:]
+    return plan.rows.requests[plan.num_decode :] + plan.samples.requests[plan.num_decode :]

@@ -68,6 +68,7 @@ class Pace:
 
     def __init__(self, runner: Runner, tell: Callable[[StepEstimate], None], pulse: Pulse):
         self._flops, self._table = runner.step_flops, runner.programs
+        self._num_stages = runner.num_stages
         self._tell, self._pulse = tell, pulse
         self._programs = {
             shape: self._program(shape, seconds, self._flops.idle(shape))
@@ -94,7 +95,9 @@ class Pace:
         """The oldest step in flight is over."""
         program, flops, _ = self._in_flight.popleft()
         # the device may run a step within the call that hands it over
-        since = max(step.dispatched - step.dispatch, self._last_end)
+        since = step.dispatched - step.dispatch
+        if self._num_stages == 1:  # else stages work on the one before as well
+            since = max(since, self._last_end)
         self._last_end = step.fetched
         if not self._pulse.has_stopped_since(since):
             program.take(step.fetched - since, flops)

@@ -159,8 +159,12 @@ class PipelineRunner(Runner):
                 raise ValidationError(name, value, allowed)
 
     @property
+    def num_stages(self) -> int:
+        return 1 + len(self._earlier)
+
+    @property
     def _where(self) -> str:
-        return f"where pipeline_parallel_size is {1 + len(self._earlier)}"
+        return f"where pipeline_parallel_size is {self.num_stages}"
 
     @property
     def weight_bytes(self) -> int:
@@ -169,8 +173,7 @@ class PipelineRunner(Runner):
 
     def require_one_process(self, what: str) -> None:
         """Raises ValidationError: stages are no one module, nor is each told."""
-        value = 1 + len(self._earlier)
-        raise ValidationError("pipeline_parallel_size", value, f"1 for {what}")
+        raise ValidationError("pipeline_parallel_size", self.num_stages, f"1 for {what}")
 
     def set_weights(self, model: Any, load: Callable[[], Any]) -> None:
         """Take the parameters of all stages: `model` has a model of each, in order."""

@@ -220,6 +220,11 @@ class Runner:
         self._readers_left = threading.Condition()
 
     @property
+    def num_stages(self) -> int:
+        """Stages of layers, each of which can work on another step."""
+        return 1
+
+    @property
     def page_groups(self) -> PageGroups:
         """What the pages of its groups of layers have to do with its steps."""
         in_flight = 2 * (1 + self.num_drafts)

@@ -112,7 +112,7 @@ def make_attend(
                 normed = {"dtype": dtype, "q_norm": q_norm, "k_norm": k_norm}
                 q, held = cache.rotate_and_write(held, layer, qkv, *tables, *where, **normed)
             else:
-                local = Rotation(*tables, q_norm, k_norm, rotation.backend)
+                local = Rotation(*tables, q_norm, k_norm, *rotation[4:])
                 # zeros behind a stored head change no score, and their own output is dropped
                 q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, padding))) for x in local.split(qkv))
                 # where one kernel attends and writes, only prefill rows are written beforehand

@@ -35,7 +35,7 @@ class Attention(nnx.Module):
         self.form = form
         self.head_norms = head_norms
         groups = config.num_heads // config.num_kv_heads
-        self.rotary_backend = "native" if form.backend == "native" else "xla"
+        self.rotary = ("native",) if form.backend == "native" else form.rotary
         self.in_parts = form.qkv_in_parts
         self.qkv = Projection(
             config.hidden_size,
@@ -90,5 +90,6 @@ class Attention(nnx.Module):
             *angles,
             None if self.q_norm is None else self.q_norm.as_operand(),
             None if self.k_norm is None else self.k_norm.as_operand(),
-            self.rotary_backend,
+            self.rotary,
+            self.form.interpret,
         )

@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jaxserve.errors import ValidationError
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.models.spread_linear import reordered, spread_after, spread_parts, spread_product
-from jaxserve.parallel.spread import WHOLE, Spread
+from jaxserve.parallel.spread import AXIS, OWN_ROWS, WHOLE, Spread, gathered
 from pallas_kernels import Backends
 from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.finish_rows import finish_rows
@@ -63,6 +64,7 @@ class LinearForm:
         row_invariant: whether a row's result may not depend on the rows beside it.
         experts: backend of `pallas_kernels.grouped_linear` where `backend` is not "native".
         route: backends of `pallas_kernels.route`, the best first.
+        rotary: backends of `pallas_kernels.rotary` where `backend` is not "native", the best first.
         spread: how weights lie on several devices; None: on one. Known where the model is made.
     """
 
@@ -75,6 +77,7 @@ class LinearForm:
     row_invariant: bool = False
     experts: str = "xla"
     route: tuple[str, ...] = ("xla",)
+    rotary: tuple[str, ...] = ("xla",)
     spread: Spread | None = None
 
     @staticmethod
@@ -101,6 +104,7 @@ class LinearForm:
             row_invariant=row_invariant,
             experts=backends.experts,
             route=backends.route,
+            rotary=backends.rotary,
         )
 
     @property
@@ -142,8 +146,16 @@ class LinearForm:
         operands = x, product, norm.weight, rounding, behind and behind.weight
         if self.spread is None:
             return run(*operands)
-        # every device has all of them, and does the same
-        normed, stream = self.spread.on_devices(run, operands, (WHOLE,) * 5, WHOLE)
+        if not self.spread.divides_rows(*x.shape):  # every device does the same
+            normed, stream = self.spread.on_devices(run, operands, (WHOLE,) * 5, WHOLE)
+            return normed, stream
+
+        def of_own_rows(*operands: Any) -> tuple[Rows, jax.Array]:
+            normed, stream = run(*operands)
+            return jax.tree.map(gathered, normed), stream
+
+        specs = OWN_ROWS, PartitionSpec(None, AXIS), *(WHOLE,) * 3
+        normed, stream = self.spread.on_devices(of_own_rows, operands, specs, (WHOLE, OWN_ROWS))
         return normed, stream
 
     def finished(
@@ -215,7 +227,6 @@ class Projection(nnx.Module):
             live: int32[R, 2] ranges of the rows that count; None: all.
         """
         if self.spread is not None:
-            assert isinstance(x, jax.Array)
             given = {"norm": norm, "residual": residual, "live": live}
             return spread_product(self, self.spread, x, given, gated=gated, out_dtype=out_dtype)
         weight, order, options = self._operands()

@@ -26,12 +26,13 @@ from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel.spread import WHOLE, summed
 from pallas_kernels.grouped_linear import (
     Blocks,
+    block_sizes,
     experts_rounding,
     grouped_linear,
     linear_in_blocks,
     refusal,
-    takes_blocks,
 )
+from pallas_kernels.grouped_linear.blocks import Sizes
 from pallas_kernels.quantized_matmul import Rows
 from pallas_kernels.route import route
 
@@ -199,37 +200,36 @@ class SparseMLP(nnx.Module):
         backend = self.form.grouped
         if not (self.gate_up.is_covered(backend) and self.down.is_covered(backend)):
             backend = "xla"
-        if takes_blocks(backend):
-            return self._in_blocks(x, _live(live, x.shape[0]))
+        if (sizes := block_sizes(backend)) is not None:
+            return self._in_blocks(x, _live(live, x.shape[0]), sizes)
         chosen = self.config.experts_per_token
         weights, experts = self.route(x)
         # rows without a token take no expert's time
         experts = jnp.where(_live(live, x.shape[0])[:, None], experts, self.config.num_experts)
         flat = experts.reshape(-1)  # [T * k]
         order = jnp.argsort(flat)
-        sizes = jnp.bincount(flat, length=self.config.num_experts + 1)[:-1].astype(jnp.int32)
-        inner = self._gated(partial(self.gate_up, x[order // chosen], sizes, backend=backend))
-        parts = self.down(inner, sizes, backend=backend)[jnp.argsort(order)].reshape(
+        counts = jnp.bincount(flat, length=self.config.num_experts + 1)[:-1].astype(jnp.int32)
+        inner = self._gated(partial(self.gate_up, x[order // chosen], counts, backend=backend))
+        parts = self.down(inner, counts, backend=backend)[jnp.argsort(order)].reshape(
             x.shape[0], chosen, -1
         )
         total = jnp.einsum("tke,tk->te", parts.astype(jnp.float32), weights)
         return total.astype(x.dtype)
 
-    def _in_blocks(self, x: jax.Array, live: jax.Array) -> jax.Array:
+    def _in_blocks(self, x: jax.Array, live: jax.Array, sizes: Sizes) -> jax.Array:
         """[T, E] -> [T, E], zeros where a token does not live."""
-        tokens, choices = x.shape[0], self.config.experts_per_token
+        choices = self.config.experts_per_token
         weights, blocks = route(
             self.router(x, out_dtype=jnp.float32),
             live,
             choices=choices,
             normalized=self.config.normalized,
+            sizes=sizes,
             backend=self.form.route,
             interpret=self.form.interpret,
         )
         inner = self._gated(partial(self.gate_up.in_blocks, x, blocks, sources=choices))
-        parts = self.down.in_blocks(inner, blocks, scattered=tokens * choices)
-        parts = parts.reshape(tokens, choices, -1).astype(jnp.float32)
-        total = (parts * weights[:, :, None]).sum(axis=1)
+        total = self.down.in_blocks(inner, blocks, weights=weights)
         return jnp.where(live[:, None], total, 0.0).astype(x.dtype)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:

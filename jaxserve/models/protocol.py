@@ -20,14 +20,16 @@ class Rotation(NamedTuple):
     Attributes:
         cos, sin: float32[T, D / 2] of each token's rotary angles.
         q_norm, k_norm: RMS norms of a head before it is rotated.
-        backend: of `pallas_kernels.rotary`.
+        backends: of `pallas_kernels.rotary`, the best first.
+        interpret: parameters of the interpreter of a kernel; None compiles it.
     """
 
     cos: jax.Array
     sin: jax.Array
     q_norm: Norm | None
     k_norm: Norm | None
-    backend: str
+    backends: tuple[str, ...]
+    interpret: Any = None
 
     def split(self, qkv: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """qkv [1, T, KVH, G + 2, D] -> q [T, H, D] and k [T, KVH, D], rotated, v [T, KVH, D]."""
@@ -38,7 +40,8 @@ class Rotation(NamedTuple):
             self.sin,
             q_norm=self.q_norm,
             k_norm=self.k_norm,
-            backend=self.backend,
+            backend=self.backends,
+            interpret=self.interpret,
         )
 
 

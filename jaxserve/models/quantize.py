@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from checkpoints import CheckpointError, aligned_empty
@@ -54,7 +56,8 @@ def read_quantized(
     """A weight as `wanted` keeps it, in NumPy arrays.
 
     Where the checkpoint's rows lie one after the other, a few are read at a time, so that no weight
-    is whole in a wider type. Of rows that devices divide, those of this process alone are read.
+    is whole in a wider type. Of what devices divide, the part of this process's devices alone is
+    read, except of rows that are rounded here with one scale: it takes all inputs.
 
     Raises:
         CheckpointError: a tensor that cannot be read, or scales or floats that are not finite.
@@ -69,49 +72,64 @@ def read_quantized(
     scales = np.empty((*shape[:-1], groups), format.scale_dtype)
     zeros = None if format.zero_dtype is None else np.empty(scales.shape, format.zero_dtype)
 
-    def part(name: str, columns: int, dtype: Any, rows: slice) -> np.ndarray:
-        whole = (*shape[:-1], columns)
-        index = (rows, *(slice(None),) * (len(shape) - 1))
-        return source.read(Part(checkpoint.matrices, name), whole, index, dtype, True)
+    own_rows, *own_outputs, own_inputs = _own_part(wanted)
+    if not kept_as_stored and format.stored.group is None:
+        own_inputs = slice(0, shape[-1])
+    begin, end, inputs = own_rows.start, own_rows.stop, own_inputs.stop - own_inputs.start
+    group, kept_columns = format.stored.group or shape[-1], values.shape[-1]
+    own_groups = slice(own_inputs.start // group, -(-own_inputs.stop // group))
+    columns = slice(
+        own_inputs.start * kept_columns // shape[-1], own_inputs.stop * kept_columns // shape[-1]
+    )
+    own_format = replace(format, parts=max(1, format.parts * inputs // shape[-1]))
+
+    def part(name: str, rows: slice, dtype: Any) -> np.ndarray:
+        by_group = name != "elements"
+        whole = (*shape[:-1], groups if by_group else shape[-1])
+        index = (rows, *own_outputs, own_groups if by_group else own_inputs)
+        return _flat(source.read(Part(checkpoint.matrices, name), whole, index, dtype, True))
 
     def floats(rows: slice) -> np.ndarray:
-        index = (rows, *(slice(None),) * (len(shape) - 1))
-        return source.read(checkpoint, shape, index, np.dtype(np.float32), True)
+        index = (rows, *own_outputs, own_inputs)
+        return _flat(source.read(checkpoint, shape, index, np.dtype(np.float32), True))
 
-    outputs = math.prod(shape[1:-1])  # of an index of the first axis
+    every = math.prod(shape[1:-1])  # outputs of an index of the first axis
+    outputs = math.prod(one.stop - one.start for one in own_outputs)  # that are read of them
     # gate and up are read in pairs, and blocks of outputs are whole
-    unit = math.lcm(2, LANES // math.gcd(LANES, outputs))
-    step = max(1, QUANTIZED_BLOCK_BYTES // (4 * outputs * shape[-1]) // unit) * unit
-    begin, end = _own_rows(wanted)
+    unit = math.lcm(2, LANES // math.gcd(LANES, every))
+    step = max(1, QUANTIZED_BLOCK_BYTES // (4 * outputs * inputs) // unit) * unit
     if not all(matrix is None or matrix.by_rows for matrix in matrices):
-        begin, end, step = 0, shape[0], shape[0]
+        step = shape[0]
+    if outputs < every:
+        unit = step = 1  # of experts, whose own outputs are not side by side
     for start in range(begin - begin % unit, end, step):
         rows = slice(start, min(start + step, -(-end // unit) * unit, shape[0]))
         if kept_as_stored:
             assert first is not None
             kind, zero_kind = first.stored.kind, first.stored.zeros
             found = Elements(
-                _flat(part("elements", shape[-1], ELEMENTS[kind], rows)),
-                _flat(part("scales", groups, np.dtype(np.float32), rows)),
-                None
-                if zeros is None
-                else _flat(part("zeros", groups, ZERO_DTYPES[kind, zero_kind], rows)),
+                part("elements", rows, ELEMENTS[kind]),
+                part("scales", rows, np.dtype(np.float32)),
+                None if zeros is None else part("zeros", rows, ZERO_DTYPES[kind, zero_kind]),
             )
         else:
-            found = quantized_rows(_flat(floats(rows)), format.stored)
+            found = quantized_rows(floats(rows), format.stored)
             if not np.isfinite(found.scales).all():
                 problem = "its numbers are not all finite, so they cannot be rounded"
                 raise CheckpointError(checkpoint.path, problem, ", ".join(source.names[:3]))
-        kept, kept_zeros = format.as_kept(*found)
+        kept, kept_zeros = own_format.as_kept(*found)
         if format.in_blocks:
-            block = start * outputs // LANES
-            by_block[block : block + len(kept)] = kept
+            skipped = own_outputs[0].start * every // shape[1] if own_outputs else 0
+            block = (start * every + skipped) // LANES
+            by_block[block : block + len(kept), columns] = kept
         else:
-            values[rows] = kept.reshape(values[rows].shape)
-        scales[rows] = found.scales.reshape(scales[rows].shape)
+            place = (rows, *own_outputs, columns)
+            values[place] = kept.reshape(values[place].shape)
+        place = (rows, *own_outputs, own_groups)
+        scales[place] = found.scales.reshape(scales[place].shape)
         if zeros is not None:
             assert kept_zeros is not None
-            zeros[rows] = kept_zeros.reshape(zeros[rows].shape)
+            zeros[place] = kept_zeros.reshape(zeros[place].shape)
     order = first.order() if first is not None and wanted.order is not None else None
     static = None
     if wanted.input_scale is not None:
@@ -121,13 +139,19 @@ def read_quantized(
     return wanted.with_arrays(values, scales, zeros, order, static)
 
 
-def _own_rows(wanted: QuantArray) -> tuple[int, int]:
-    """Begin and end of the indices of the first axis that devices of this process have."""
-    axis, size = 0 if wanted.format.by_output else 1, wanted.shape[0]
-    sharding = wanted.scale.sharding
-    every = sharding.addressable_devices_indices_map(wanted.scale.shape).values()
-    own = [index[axis].indices(size) for index in every if index is not None]
-    return min(begin for begin, *_ in own), max(end for _, end, _ in own)
+def _own_part(wanted: QuantArray) -> list[slice]:
+    """What devices of this process have of each axis of [*out, in], in one piece."""
+
+    def own(array: jax.Array, axis: int) -> tuple[int, int]:
+        every = array.sharding.addressable_devices_indices_map(array.shape).values()
+        found = [index[axis].indices(array.shape[axis]) for index in every if index is not None]
+        return min(begin for begin, *_ in found), max(end for _, end, _ in found)
+
+    first = 0 if wanted.format.by_output else 1
+    outputs = [own(wanted.scale, first + axis) for axis in range(len(wanted.shape) - 1)]
+    inputs, kept = wanted.shape[-1], wanted.values.shape[-1]
+    begin, end = own(wanted.values, wanted.values.ndim - 1)
+    return [slice(*one) for one in (*outputs, (begin * inputs // kept, end * inputs // kept))]
 
 
 ZERO_DTYPES = {

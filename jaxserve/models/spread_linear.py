@@ -6,6 +6,7 @@ and one sum over the devices follows (`jaxserve.parallel.spread`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.models.quant_array import QuantArray
-from jaxserve.parallel.spread import WHOLE, Spread, summed
+from jaxserve.parallel.spread import OWN_ROWS, WHOLE, Spread, summed
 from pallas_kernels.finish_rows import finish_rows
 from pallas_kernels.linear.xla import rms_norm
 from pallas_kernels.quantized_matmul import Rows
@@ -32,7 +33,7 @@ def reordered(x: jax.Array, order: jax.Array) -> jax.Array:
 def spread_product(
     projection: Projection,
     spread: Spread,
-    x: jax.Array,
+    x: Rows,
     given: dict[str, Any],
     **options: Any,
 ) -> jax.Array:
@@ -44,7 +45,7 @@ def spread_product(
     """
     norm, residual, live = given["norm"], given["residual"], given["live"]
     if spread.divides(projection.axes[-1]):
-        assert not options["gated"]
+        assert not options["gated"] and isinstance(x, jax.Array)
         if norm is not None:
             x = rms_norm(x, norm)  # of all inputs
 
@@ -57,7 +58,7 @@ def spread_product(
 
     def local(
         own: Projection,
-        x: jax.Array,
+        x: Rows,
         weight: jax.Array | None,
         residual: jax.Array | None,
         live: jax.Array | None,
@@ -79,7 +80,7 @@ def spread_parts(projection: Projection, spread: Spread, x: Rows) -> jax.Array:
         def part(own: Projection, x: jax.Array, live: None) -> jax.Array:
             return _added(own.in_parts(x), x.dtype)
 
-        return _sum_over_inputs(projection, spread, part, x, None)[None]
+        return _sum_over_inputs(projection, spread, part, x, None, divides_rows=True)[None]
     rows = spread.rules.spec((None, None, *projection.axes[:-1]))
     parts: jax.Array = spread.run(
         projection, lambda own, x: own.in_parts(x), (x,), specs=(WHOLE,), out_specs=rows
@@ -104,7 +105,7 @@ def spread_after(
     def part(own: Projection, product: jax.Array, live: None) -> jax.Array:
         return _added(own.after(form, product, dtype, gate=gate), dtype)
 
-    return _sum_over_inputs(projection, spread, part, product, None)[None]
+    return _sum_over_inputs(projection, spread, part, product, None, divides_rows=True)[None]
 
 
 def _added(parts: jax.Array, dtype: Any) -> jax.Array:
@@ -118,9 +119,15 @@ def _sum_over_inputs(
     part: Callable[..., jax.Array],
     x: jax.Array,
     live: jax.Array | None,
+    *,
+    divides_rows: bool = False,
 ) -> jax.Array:
     """part(projection of a device, its inputs, live) [T, *out_shape] of all devices, added up in
-    the type of the parts, and the bias; the last axis of x is that of the inputs."""
+    the type of the parts, and the bias; the last axis of x is that of the inputs.
+
+    `divides_rows`: each device has its own rows of it where `Spread.divides_rows`.
+    """
+    by_rows = divides_rows and spread.divides_rows(x.shape[-2], math.prod(projection.out_shape))
     weight: Any = projection.weight.get_value()
     ordered = isinstance(weight, QuantArray) and weight.order is not None
     if ordered:
@@ -130,11 +137,15 @@ def _sum_over_inputs(
         own.bias = None
         if ordered:
             own.weight.set_value(replace(own.weight.get_value(), order=None))
-        return summed(part(own, x, live))
+        return summed(part(own, x, live), by_rows=by_rows)
 
     columns = spread.rules.spec((*(None,) * (x.ndim - 1), projection.axes[-1]))
     out: jax.Array = spread.run(
-        projection, local, (x, live), specs=(columns, WHOLE), out_specs=WHOLE
+        projection,
+        local,
+        (x, live),
+        specs=(columns, WHOLE),
+        out_specs=OWN_ROWS if by_rows else WHOLE,
     )
     if projection.bias is None:
         return out

@@ -38,6 +38,7 @@ class StepClock:
         self._backlog_since_commit = False
         self._arrivals: dict[str, float] = {}  # of sequences that no step has held yet
         self._new: set[str] = set()  # came after the last plan
+        self._newcomers: set[str] = set()  # of the last plan: those that came after the one before
         self._first_steps: dict[str, FirstStep] = {}
         self._page_waits: list[float] = []
 
@@ -62,6 +63,11 @@ class StepClock:
         lap = self._lap()
         self.times.plan += lap
         self._host = begin, lap, 0.0
+        self._newcomers, self._new = self._new, set()
+
+    def paused(self) -> None:
+        """No plan was made: requests have waited for no work of the host's."""
+        self._new.clear()
 
     def packed(self, running: Any) -> None:
         """The plan is packed; `running` is the result of the step in flight, None without one."""
@@ -126,7 +132,6 @@ class StepClock:
         self.last = None
         if self._fetched is not None:
             self.last, self._fetched = StepRecord(**self._fetched, commit=lap), None
-        self._new.clear()
         self._backlog_since_commit = backlog
         found, self._first_steps = self._first_steps, {}
         return found
@@ -142,7 +147,7 @@ class StepClock:
 
     def _first_step(self, request: Request, arrival: float, now: float) -> FirstStep:
         found = request.num_cached or 0
-        if request.request_id not in self._new:
+        if request.request_id not in self._newcomers:
             return FirstStep(now, None, found)
         begin, end = self._last_fetch
         return FirstStep(now, now - arrival - max(0.0, end - max(begin, arrival)), found)

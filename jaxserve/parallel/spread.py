@@ -17,9 +17,14 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.parallel.sharding import ShardingRules
+from pallas_kernels.quantized_matmul.activations import SCALES_MULTIPLE
 
 AXIS = "model"  # of the mesh
 WHOLE = PartitionSpec()
+OWN_ROWS = PartitionSpec(AXIS)
+# Numbers of a residual stream from which on each device adds and norms a part of its rows
+# (sequence parallelism): below, a call more takes longer than the traffic that is spared.
+DIVIDED_NUMBERS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,15 @@ class Spread:
     def divides(self, name: str | None) -> bool:
         """Whether the logical axis of this name is divided."""
         return name is not None and getattr(self.rules, name) is not None
+
+    def divides_rows(self, rows: int, size: int) -> bool:
+        """Whether each device adds and norms its own part of a residual stream [rows, size].
+
+        Then a sum over devices is a reduce-scatter of the rows, and an all-gather of their norm.
+        """
+        # rounded rows have no scales of padding then, which a gather would put between them
+        whole = rows % (self.devices * SCALES_MULTIPLE) == 0
+        return self.devices > 1 and whole and rows * size >= DIVIDED_NUMBERS
 
     def run(
         self,
@@ -98,7 +112,17 @@ def _alone(module: nnx.Module) -> None:
                 setattr(part, name, replace(form, spread=None))
 
 
-def summed(part: jax.Array) -> jax.Array:
-    """The sum over the devices of what each has, inside `Spread.run`."""
-    total: jax.Array = jax.lax.psum(part, AXIS)
+def summed(part: jax.Array, *, by_rows: bool = False) -> jax.Array:
+    """The sum over the devices of what each has, inside `Spread.run`; `by_rows`: of own rows."""
+    total: jax.Array
+    if by_rows:
+        total = jax.lax.psum_scatter(part, AXIS, scatter_dimension=0, tiled=True)
+    else:
+        total = jax.lax.psum(part, AXIS)
     return total
+
+
+def gathered(rows: jax.Array) -> jax.Array:
+    """The rows of all devices, of which each has its own, inside `Spread.on_devices`."""
+    every: jax.Array = jax.lax.all_gather(rows, AXIS, tiled=True)
+    return every

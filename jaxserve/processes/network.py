@@ -16,7 +16,7 @@ def get_open_port() -> int:
         return int(found.getsockname()[1])
 
 
-def free_port(host: str) -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """The same of one address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as found:

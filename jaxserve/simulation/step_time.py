@@ -174,7 +174,7 @@ class Roofline:
         tokens = shape.num_decode_tokens + shape.num_prefill
         linear = self._linear_bytes
         if self._experts is not None:
-            linear *= self._experts.read(tokens)
+            linear *= self._experts.read(sum(rows.lengths))  # rows without a token choose none
         bandwidth = self._bandwidth
         seconds = max(linear / bandwidth, tokens * self._token_flops / self._flops)
         head = self._head_bytes + shape.num_rows * self._row_bytes

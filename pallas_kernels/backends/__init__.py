@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pallas_kernels.backends.record import Backend, Implementation
 from pallas_kernels.errors import KernelError
@@ -82,3 +84,19 @@ def resolve(operation: str, backend: str) -> Implementation:
     if backend not in implementations:
         raise KernelError("backend", repr(backend), f"one of {', '.join(implementations)}")
     return implementations[backend]
+
+
+def first_that_covers(operation: str, backend: str | Sequence[str], shape: Any) -> Implementation:
+    """The first of one or several backends that covers a shape.
+
+    Raises:
+        KernelError: none does, which is what the first one says; or there is no such backend.
+    """
+    named = [backend] if isinstance(backend, str) else list(backend)
+    found = [resolve(operation, name) for name in named]
+    refusals = [one.covers(shape) for one in found]
+    chosen = next((one for one, refusal in zip(found, refusals) if refusal is None), None)
+    if chosen is None:
+        assert refusals[0] is not None
+        raise refusals[0]
+    return chosen

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     import jax
 
     from pallas_kernels.quantized_matmul.coverage import MatmulShape
+    from pallas_kernels.route.coverage import RouteShape
 
 POOLS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
 TABLE_ENTRIES = 192 << 10  # of 4 bytes, in 1 MiB of scalar memory with the rest of the scalars
+MOST_ROUTED = 256  # tokens and experts: what a kernel counts in bfloat16 stays exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,24 @@ def covers_grouped(weight: jax.Array) -> KernelError | None:
     return None
 
 
+def covers_rotary(qkv: jax.Array) -> KernelError | None:
+    """Why the Mosaic TPU kernel does not rotate a projection [T, KVH, G + 2, D]; None when it
+    does."""
+    if qkv.dtype not in (jnp.bfloat16, jnp.float32):
+        return KernelError("qkv.dtype", qkv.dtype, "bfloat16 or float32")
+    if qkv.shape[3] % 128:
+        return KernelError("qkv.shape", qkv.shape, "heads of a multiple of 128")
+    return None
+
+
+def covers_route(shape: RouteShape) -> KernelError | None:
+    """Why the Mosaic TPU kernel does not choose the experts of tokens; None when it does."""
+    if max(shape.tokens, shape.groups) > MOST_ROUTED:
+        allowed = f"at most {MOST_ROUTED} tokens and experts"
+        return KernelError("scores.shape", (shape.tokens, shape.groups), allowed)
+    return None
+
+
 BACKEND = Backend(
     "mosaic_tpu",
     (
@@ -210,6 +230,8 @@ BACKEND = Backend(
             (TPU,),
             True,
         ),
+        Implementation("rotary", "rotary.mosaic_tpu", covers_rotary, (TPU,), True),
+        Implementation("route", "route.mosaic_tpu", covers_route, (TPU,), True),
         Implementation(
             "matmul",
             "quantized_matmul.mosaic_tpu",

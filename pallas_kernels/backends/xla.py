@@ -29,7 +29,7 @@ BACKEND = Backend(
         Implementation("linear", "linear.xla", runs=ANYWHERE),
         Implementation("grouped_linear", "grouped_linear.xla", runs=ANYWHERE),
         Implementation("route", "route.xla", runs=ANYWHERE),
-        Implementation("rotary", "rotary.xla"),
+        Implementation("rotary", "rotary.xla", runs=ANYWHERE),
         Implementation("rotate_and_write", "rotate_and_write.xla"),
         Implementation("residual_norm", "residual_norm.xla"),
         Implementation("finish_rows", "finish_rows.xla"),

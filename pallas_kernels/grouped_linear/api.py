@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError, check_array
-from pallas_kernels.grouped_linear.blocks import Blocks
+from pallas_kernels.grouped_linear.blocks import GPU_SIZES, TPU_SIZES, Blocks, Sizes
 from pallas_kernels.grouped_linear.layer import Layer, elements_of, sizes_of
 from pallas_kernels.linear.api import EIGHT_BITS, Weight
 from pallas_kernels.native.paths import Path
@@ -81,49 +81,57 @@ def refusal(weight: Weight, backend: str) -> KernelError | None:
     return implementation.covers(elements_of(weight))
 
 
-def takes_blocks(backend: str) -> bool:
-    """Whether a backend has `linear_in_blocks`: the kernels of a GPU, which gather rows."""
-    return backend == "triton"
+def block_sizes(backend: str) -> Sizes | None:
+    """Least and most places of a block where a backend has `linear_in_blocks`: the kernels of GPUs
+    and TPUs; else None."""
+    return {"triton": GPU_SIZES, "mosaic_tpu": TPU_SIZES}.get(backend)
 
 
 def linear_in_blocks(
-    x: Rows,  # [M / sources, K], or [B * R, K] where sources is None
+    x: Rows,  # [M / sources, K], or [B * R or more, K] where sources is None
     weight: Weight,  # [E, N, K]
     blocks: Blocks,
     *,
     scale: jax.Array | None = None,  # float32[E, N]
     activations: str = "float",
     sources: int | None = None,
-    scattered: int | None = None,
+    weights: jax.Array | None = None,  # float32[T, choices]
     gated: bool = False,
     out_dtype: DTypeLike | None = None,
     backend: str,
     interpret: Any = None,
-) -> jax.Array:  # [B * R or scattered, N], half as wide when gated
+) -> jax.Array:  # [B * R or more, N], half as wide when gated; float32[T, N] with weights
     """Multiplies the rows of each block with the weight of its group.
 
-    Where no block holds a row, the result is anything.
+    Results lie as the places of the blocks do; where no block holds a row they are anything.
 
     Args:
         x, weight, scale, gated, out_dtype, interpret: as for `grouped_linear`; x may be rounded as
             `experts_rounding` says.
         activations: likewise; "fp8" is taken for "float", the weights alone stay of 8 bits.
-        blocks: which row goes to which group.
+        blocks: which row goes to which group, of a size among the backend's `block_sizes`.
         sources: rows of the blocks that read one row of x: row r reads x[r // sources]. None: x
             lies as the places of the blocks do.
-        scattered: number of rows, in whose order the result lies; None: in that of the places.
-        backend: one that `takes_blocks`: "triton" (NVIDIA GPUs).
+        weights: of the rows; result t is the sum of those of the rows t * choices + i, each times
+            its weight, in float32. Not where gated.
+        backend: one that has `block_sizes`: "triton" (NVIDIA GPUs) or "mosaic_tpu" (TPU).
 
     Raises:
         KernelError: a shape, a type or the backend is not supported; names it.
     """
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     _check(x, weight, scale, gated, chosen, backend)
-    if not takes_blocks(backend):
-        raise KernelError("backend", repr(backend), "one with a kernel for blocks: 'triton'")
+    if block_sizes(backend) is None:
+        allowed = "one with a kernel for blocks: 'triton' or 'mosaic_tpu'"
+        raise KernelError("backend", repr(backend), allowed)
+    if weights is not None:
+        if gated:
+            raise KernelError("gated", gated, "False where results are added")
+        check_array("weights", weights, jnp.float32, weights.shape[:2])
     kernel = resolve("grouped_linear", backend).load().in_blocks
     layer = Layer(weight, scale, activations, gated, chosen)
-    return kernel(x, blocks, layer, sources=sources, scattered=scattered, interpret=interpret)
+    out: jax.Array = kernel(x, blocks, layer, sources=sources, weights=weights, interpret=interpret)
+    return out
 
 
 def experts_rounding(scale: jax.Array | None, activations: str) -> Rounding | None:

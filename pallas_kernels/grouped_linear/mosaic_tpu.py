@@ -1,38 +1,262 @@
 """Grouped linear layers for TPUs in Pallas Mosaic: one kernel for all groups.
 
-The grid runs over blocks of rows of one group, tiles of outputs and, innermost, parts of K. The
-group of a block is a prefetched scalar, by which Pallas streams the tiles of that group's matrix
-from where it lies; what a grid step computes is that of `quantized_matmul`. Blocks without rows
-name the tiles that are there already and compute nothing. The rows of blocks are gathered, and
-brought back, by XLA.
+The grid runs over parts of the outputs (which two cores share), blocks of rows of one group, tiles
+of outputs and, innermost, parts of K. The group of a block is a prefetched scalar, by which Pallas
+streams the tiles of that group's matrix from where it lies; what a grid step computes is that of
+`quantized_matmul`. Blocks without rows name the tiles that are there already and compute nothing.
+
+Few rows stay in the chip's memory as a whole: the kernel takes those of a block from them, and adds
+what it has computed to the rows of the result, by the table in scalar memory. Of many rows XLA
+gathers those of the blocks, and brings the results back.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.grouped_linear.blocks import block_size, blocks_of
+from pallas_kernels import interpreter
+from pallas_kernels.compat import result_like
+from pallas_kernels.grouped_linear.blocks import TPU_SIZES, Blocks, blocks_of
 from pallas_kernels.grouped_linear.layer import Layer
+from pallas_kernels.quantized_matmul.activations import Rows
 from pallas_kernels.quantized_matmul.formats import NIBBLES
-from pallas_kernels.quantized_matmul.mosaic_tpu import Place, add_tile, call, plan_of
+from pallas_kernels.quantized_matmul.mosaic_tpu import LANES, Place, add_tile, in_tiles, plan_of
 from pallas_kernels.quantized_matmul.operands import Operands
 
-LEAST_ROWS, MOST_ROWS = 32, 256  # of a block: whole tiles of 8 bits; a matrix is read once a block
+ROWS_BYTES = 8 << 20  # of the chip's own memory for the rows that a kernel gathers or adds to
+PARTS = 2  # of the outputs, where their tiles divide: a v5p has two cores
 
 
-def _kernel(groups: Any, counts: Any, refs: Operands, out_ref: Any, sums_ref: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The static facts of the kernel.
+
+    Attributes:
+        sources: rows of the blocks that read one row of x, of which the kernel gathers those of a
+            block; None: x lies as the places of the blocks do.
+        gated: whether outputs 2 i and 2 i + 1 are gate and up, and the kernel gates.
+        choices: rows whose results are added for a row of the result; None: results lie as the
+            places do.
+        dtype: in which results are rounded.
+    """
+
+    sources: int | None
+    gated: bool
+    choices: int | None
+    dtype: Any
+
+
+def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
     del groups
-    count, step, steps = counts[pl.program_id(0)], pl.program_id(2), pl.num_programs(2)
+    operands = list(given)
+    has_rows = form.sources is not None or form.choices is not None
+    rows: Any = operands.pop(0) if has_rows else None
+    weights: Any = None if form.choices is None else operands.pop(0)  # float32[choices, T]
+    refs, out_ref, sums_ref, *scratch = operands
+    block, tile, step, steps = (*(pl.program_id(axis) for axis in (1, 2, 3)), pl.num_programs(3))
+    count = counts[block]
+
+    @pl.when((block == 0) & (tile == 0) & (step == 0))
+    def _() -> None:
+        if form.sources is not None:
+            # single rows can be read of 32 bits alone
+            scratch[0][...] = refs.rows[...].astype(jnp.float32)
+        if form.choices is not None:
+            out_ref[...] = jnp.zeros_like(out_ref)
+
+    def gather(place: Any, _: None) -> None:
+        source = lax.div(rows[block, place], jnp.int32(form.sources))
+        scratch[1][pl.ds(place, 1), :] = scratch[0][pl.ds(source, 1), :]
+        if refs.row_scale is not None:
+            scratch[2][pl.ds(place, 1), :] = refs.row_scale[pl.ds(source, 1), :]
+
+    def write(total: jax.Array) -> None:
+        value = _gated(total.astype(form.dtype)) if form.gated else total
+        if form.choices is None:
+            out_ref[...] = value.astype(out_ref.dtype)
+            return
+        held = scratch[-1]
+        held[...] = value.astype(jnp.float32)
+        width = value.shape[1]
+        columns = pl.ds(pl.multiple_of(tile * width, LANES), width)
+
+        def add(place: Any, _: None) -> None:
+            row = rows[block, place]
+            token, choice = (one(row, jnp.int32(form.choices)) for one in (lax.div, lax.rem))
+            at = pl.ds(token, 1), columns
+            out_ref[at] = out_ref[at] + weights[choice, token] * held[pl.ds(place, 1), :]
+
+        lax.fori_loop(0, count, add, None)
 
     @pl.when(count > 0)
     def _() -> None:
-        add_tile(refs, out_ref, sums_ref, step, steps)
+        own = refs
+        if form.sources is not None:
+
+            @pl.when((tile == 0) & (step == 0))
+            def _() -> None:
+                lax.fori_loop(0, count, gather, None)
+
+            width = refs.stored.shape[1] * (NIBBLES if refs.is_int4 else 1)
+            part = scratch[1][:, pl.ds(pl.multiple_of(step * width, LANES), width)]
+            scale = None if refs.row_scale is None else scratch[2]
+            own = refs._replace(rows=part.astype(refs.rows.dtype), row_scale=scale)
+        add_tile(own, sums_ref, step, steps, write)
+
+
+def _gated(both: jax.Array) -> jax.Array:  # float32[R, N / 2]
+    """silu(gate) * up of [R, N], whose columns are gate and up in turn.
+
+    A product with ones and zeros copies columns exactly; each stage is rounded to the type.
+    """
+    wide, dtype = both.shape[1], both.dtype
+    exact = dtype != jnp.bfloat16
+    both = both.astype(jnp.float32) if exact else both
+    column = lax.broadcasted_iota(jnp.int32, (wide, wide // 2), 0)
+    result = lax.broadcasted_iota(jnp.int32, (wide, wide // 2), 1)
+    gate, up = (
+        jnp.dot(
+            both,
+            (column == 2 * result + part).astype(both.dtype),
+            precision=lax.Precision.HIGHEST if exact else None,
+            preferred_element_type=jnp.float32,
+        )
+        for part in (0, 1)
+    )
+    return (gate / (1.0 + jnp.exp(-gate))).astype(dtype).astype(jnp.float32) * up
+
+
+def in_blocks(
+    x: Rows,  # [M / sources, K], or [B * R or more, K] where sources is None
+    blocks: Blocks,
+    layer: Layer,
+    *,
+    sources: int | None,
+    weights: jax.Array | None,  # float32[T, choices]
+    interpret: Any,
+) -> jax.Array:  # [B * R or more, N], half as wide when gated; float32[T, N] with weights
+    """As `pallas_kernels.grouped_linear.linear_in_blocks`."""
+    operands = _operands(x, layer)
+    plan = replace(plan_of(operands, None), tile_m=blocks.size)
+    outputs, inputs = operands.outputs, operands.rows.shape[1]
+    tiles, steps, count = outputs // plan.tile_n, inputs // plan.tile_k, len(blocks.groups)
+    parts = PARTS if tiles % PARTS == 0 else 1
+    tiles //= parts
+    width = plan.tile_n // 2 if layer.gated else plan.tile_n
+    gated = layer.gated and width % LANES == 0
+
+    length = operands.rows.shape[0]
+    held = (2 * length * operands.rows.dtype.itemsize + 4 * (length + blocks.size)) * inputs
+    if operands.row_scale is not None:
+        held += 2 * 4 * LANES * length  # a scale a row takes a vector's lanes
+    gathers = sources is not None and held <= ROWS_BYTES
+    if sources is not None and not gathers:
+        source = lax.div(blocks.rows.reshape(-1), jnp.int32(sources))
+        scale = operands.row_scale
+        operands = operands._replace(
+            rows=operands.rows[source], row_scale=None if scale is None else scale[source]
+        )
+    adds = weights is not None and 8 * len(weights) * outputs // parts <= ROWS_BYTES
+    form = _Form(
+        sources=sources if gathers else None,
+        gated=gated,
+        choices=weights.shape[1] if adds and weights is not None else None,
+        dtype=layer.out_dtype,
+    )
+    table: list[Any] = [blocks.groups, blocks.counts]
+    table += [blocks.rows] if gathers or adds else []
+    table += [weights.T] if adds and weights is not None else []
+
+    def place(part: Any, block: Any, tile: Any, step: Any, *table: Any) -> Place:
+        """Of a block without rows those that are there."""
+        is_used = table[1][block] > 0
+        return Place(
+            rows=jnp.where(is_used, block, 0),
+            tile=part * tiles + jnp.where(is_used, tile, tiles - 1),
+            step=jnp.where(is_used, step, steps - 1),
+            matrix=table[0][block],
+        )
+
+    def of_block(part: Any, block: Any, tile: Any, step: Any, *table: Any) -> tuple[Any, Any]:
+        """A tile of the result; the last block stands for those without rows."""
+        row = jnp.where(table[1][block] > 0, block, count)
+        return row, place(part, block, tile, step, *table).tile
+
+    given, specs = in_tiles(operands, plan, place)
+    width = plan.tile_n // 2 if gated else plan.tile_n
+    scratch = [pltpu.VMEM((blocks.size, plan.tile_n), operands.sum_type)]
+    if gathers:
+        whole = operands.rows.shape
+        specs = specs._replace(rows=pl.BlockSpec(whole, lambda *_: (0, 0)))
+        scratch += [pltpu.VMEM(rows, jnp.float32) for rows in (whole, (blocks.size, inputs))]
+        if given.row_scale is not None:
+            scales = pl.BlockSpec(given.row_scale.shape, lambda *_: (0, 0))
+            specs = specs._replace(row_scale=scales)
+            scratch.append(pltpu.VMEM((blocks.size, 1), jnp.float32))
+    if adds:
+        assert weights is not None
+        shape, dtype = (len(weights), parts * tiles * width), jnp.dtype(jnp.float32)
+        result = pl.BlockSpec((len(weights), tiles * width), lambda part, *_: (0, part))
+        scratch.append(pltpu.VMEM((blocks.size, width), jnp.float32))
+    else:
+        shape, dtype = ((count + 1) * blocks.size, parts * tiles * width), layer.out_dtype
+        result = pl.BlockSpec((blocks.size, width), of_block)
+    out = pl.pallas_call(
+        functools.partial(_kernel, form=form),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(table),
+            grid=(parts, count, tiles, steps),
+            in_specs=[specs],
+            out_specs=result,
+            scratch_shapes=scratch,
+        ),
+        out_shape=result_like(operands.rows, shape, dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary")
+        ),
+        interpret=interpreter.of_call(interpret),
+        name="grouped_linear",
+    )(*table, given)
+    if layer.gated and not gated:
+        gate = out[:, ::2].astype(jnp.float32)
+        out = (gate / (1.0 + jnp.exp(-gate))).astype(out.dtype) * out[:, 1::2]
+    if weights is None or adds:
+        return out
+    each = _by_row(out, blocks, weights.size).reshape(*weights.shape, -1)
+    return (each.astype(jnp.float32) * weights[:, :, None]).sum(axis=1)
+
+
+def _operands(x: Rows, layer: Layer) -> Operands:
+    """What the kernel reads, in whole blocks of inputs."""
+    operands = layer.operands(x)
+    stored, scales, zeros = operands.stored, operands.scales, operands.zeros
+    # a row of 4 bits may end within a block of its inputs: the rest meets zeros
+    inputs = stored.shape[2] * (NIBBLES if operands.is_int4 else 1)
+    rows = operands.rows
+    if rows.dtype == jnp.float16:  # which a TPU does not multiply
+        rows = rows.astype(jnp.float32)
+    rows = jnp.pad(rows, ((0, 0), (0, inputs - rows.shape[1])))
+    if operands.group:
+        missing = ((0, inputs // operands.group - len(scales)), (0, 0), (0, 0))
+        scales = jnp.pad(scales, missing)
+        zeros = None if zeros is None else jnp.pad(zeros, missing)
+    return operands._replace(rows=rows, scales=scales, zeros=zeros)
+
+
+def _by_row(out: jax.Array, blocks: Blocks, rows: int) -> jax.Array:  # [rows, N]
+    """Results that lie as places do, in the order of the rows; of those in no block any."""
+    counted = jnp.arange(blocks.size) < blocks.counts[:, None]
+    row = jnp.where(counted, blocks.rows, rows).reshape(-1)
+    places = jnp.zeros(rows, jnp.int32).at[row].set(jnp.arange(row.size), mode="drop")
+    return out[places]
 
 
 @functools.partial(jax.jit, static_argnames="interpret")
@@ -44,73 +268,7 @@ def grouped_linear(
     interpret: Any = None,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """As `pallas_kernels.grouped_linear`."""
-    operands = layer.operands(x)
-    stored, scales, zeros = operands.stored, operands.scales, operands.zeros
-    rows, groups, outputs = x.shape[0], len(stored), operands.outputs
-    if scales is None:
-        scales = jnp.ones((1, groups, outputs))
-    # a row of 4 bits may end within a block of its inputs: the rest meets zeros
-    inputs = stored.shape[2] * (NIBBLES if operands.is_int4 else 1)
-    operand = operands.rows
-    if operand.dtype == jnp.float16:  # which a TPU does not multiply
-        operand = operand.astype(jnp.float32)
-    operand = jnp.pad(operand, ((0, 0), (0, inputs - x.shape[1])))
-    if operands.group:
-        missing = ((0, inputs // operands.group - len(scales)), (0, 0), (0, 0))
-        scales = jnp.pad(scales, missing)
-        zeros = None if zeros is None else jnp.pad(zeros, missing)
-
-    blocks = blocks_of(
-        jnp.arange(rows, dtype=jnp.int32),
-        sizes,
-        block_size(rows, groups, LEAST_ROWS, MOST_ROWS),
-    )
-    row_scale = operands.row_scale
-    gathered = Operands(
-        rows=operand[blocks.rows],
-        row_scale=None if row_scale is None else row_scale[blocks.rows, None],
-        stored=stored,
-        scales=scales,
-        zeros=zeros,
-    )
-    plan = replace(plan_of(gathered, None), tile_m=blocks.size)
-    count, tiles, steps = len(blocks.groups), outputs // plan.tile_n, inputs // plan.tile_k
-
-    def blocks_at(block: Any, tile: Any, step: Any, groups: Any, counts: Any) -> Place:
-        """Of a block without rows those that are there; the last stands for their results."""
-        is_used = counts[block] > 0
-        return Place(
-            rows=jnp.where(is_used, block, 0),
-            tile=jnp.where(is_used, tile, tiles - 1),
-            step=jnp.where(is_used, step, steps - 1),
-            result=jnp.where(is_used, block, count),
-            matrix=groups[block],
-        )
-
-    # matrix by matrix
-    zeros = None if zeros is None else zeros.swapaxes(0, 1)
-    out = call(
-        _kernel,
-        gathered._replace(scales=scales.swapaxes(0, 1), zeros=zeros),
-        plan,
-        blocks_at,
-        grid=(count, tiles, steps),
-        semantics=("parallel", "arbitrary", "arbitrary"),
-        rows=(count + 1) * blocks.size,
-        out_dtype=layer.out_dtype,
-        table=(blocks.groups, blocks.counts),
-        interpret=interpret,
-        name="grouped_linear",
-    )
-
-    # the place of each row: its block's first, and its own in it
-    ends = jnp.cumsum(sizes)
-    row = jnp.arange(rows)
-    own = jnp.minimum(jnp.searchsorted(ends, row, side="right", method="compare_all"), groups - 1)
-    first_block = (jnp.cumsum(-(-sizes // blocks.size)) - -(-sizes // blocks.size))[own]
-    place = first_block * blocks.size + row - (ends[own] - sizes[own])
-    out = out[jnp.minimum(place, count * blocks.size - 1)]
-    if layer.gated:
-        gate = out[:, ::2].astype(jnp.float32)
-        out = (gate / (1.0 + jnp.exp(-gate))).astype(out.dtype) * out[:, 1::2]
-    return jnp.where(row[:, None] < ends[-1], out, 0)
+    rows = x.shape[0]
+    blocks = blocks_of(jnp.arange(rows, dtype=jnp.int32), sizes, TPU_SIZES)
+    out = in_blocks(x, blocks, layer, sources=1, weights=None, interpret=interpret)
+    return jnp.where(jnp.arange(rows)[:, None] < sizes.sum(), _by_row(out, blocks, rows), 0)

@@ -55,7 +55,7 @@ class _Plan:
 
 
 def _kernel(
-    rows_ref: Any,  # int32[B * R]
+    rows_ref: Any,  # int32[B, R]
     groups_ref: Any,  # int32[B]
     counts_ref: Any,  # int32[B]
     refs: Operands,  # of weights [E, N, K]
@@ -70,7 +70,7 @@ def _kernel(
     def _() -> None:
         counted = jnp.arange(plan.size) < count
         places = block * plan.size + jnp.arange(plan.size)
-        rows = plt.load(rows_ref.at[places], mask=counted, other=0)
+        rows = plt.load(rows_ref.at[block, jnp.arange(plan.size)], mask=counted, other=0)
         outputs = tile * plan.tile + jnp.arange(plan.tile)
         channels = (2 * outputs, 2 * outputs + 1) if plan.gated else (outputs,)
         sums = tile_sums(
@@ -100,10 +100,28 @@ def in_blocks(
     layer: Layer,
     *,
     sources: int | None,
+    weights: jax.Array | None,  # float32[T, choices]
+    interpret: Any,
+) -> jax.Array:  # [B * R, N], half as wide when gated; float32[T, N] with weights
+    """As `pallas_kernels.grouped_linear.linear_in_blocks`."""
+    scattered = None if weights is None else weights.size
+    out = _call(x, blocks, layer, sources=sources, scattered=scattered, interpret=interpret)
+    if weights is None:
+        return out
+    parts = out.reshape(*weights.shape, -1).astype(jnp.float32)
+    return (parts * weights[:, :, None]).sum(axis=1)
+
+
+def _call(
+    x: Rows,
+    blocks: Blocks,
+    layer: Layer,
+    *,
+    sources: int | None,
     scattered: int | None,
     interpret: Any,
-) -> jax.Array:  # [B * R or scattered, N], half as wide when gated
-    """As `pallas_kernels.grouped_linear.linear_in_blocks`."""
+) -> jax.Array:  # [B * R or scattered, N]
+    """Results lie as the places do, or as so many rows."""
     operands, outputs = for_triton(layer.operands(x)), layer.width
     is_int4, element = operands.is_int4, operands.stored.dtype.itemsize
     plan = _Plan(
@@ -118,7 +136,7 @@ def in_blocks(
         functools.partial(_kernel, plan=plan),
         grid=(blocks.groups.shape[0], -(-outputs // plan.tile)),
         out_shape=result_like(
-            operands.rows, (scattered or blocks.rows.shape[0], outputs), layer.out_dtype
+            operands.rows, (scattered or blocks.rows.size, outputs), layer.out_dtype
         ),
         compiler_params=plt.CompilerParams(
             num_warps=4, num_stages=4 if blocks.size <= FEW_ROWS else 3
@@ -140,5 +158,5 @@ def grouped_linear(
         raise KernelError("activations", "'fp8'", "'float' or 'int8' with the triton backend")
     rows = x.shape[0]
     blocks = blocks_of(jnp.arange(rows, dtype=jnp.int32), sizes)
-    out = in_blocks(x, blocks, layer, sources=1, scattered=rows, interpret=interpret)
+    out = _call(x, blocks, layer, sources=1, scattered=rows, interpret=interpret)
     return jnp.where(jnp.arange(rows)[:, None] < sizes.sum(), out, 0)

@@ -33,13 +33,12 @@ MAX_WIDTH = 2048  # inputs of a grid step
 
 
 class Place(NamedTuple):
-    """Which blocks a grid step reads, and which it writes, along each axis of the product.
+    """Which blocks a grid step reads along each axis of the product.
 
     Attributes:
         rows: of x.
         tile: of output channels.
         step: of inputs.
-        result: of rows of the result.
         matrix: index of a weight of several.
         only: of what is not divided.
     """
@@ -47,7 +46,6 @@ class Place(NamedTuple):
     rows: Any
     tile: Any
     step: Any
-    result: Any
     matrix: Any = None
     only: int = 0
 
@@ -84,17 +82,23 @@ def _four_bits(refs: Operands) -> Any:
 
 
 def _kernel(refs: Operands, out_ref: Any, sums_ref: Any) -> None:
-    add_tile(refs, out_ref, sums_ref, pl.program_id(2), pl.num_programs(2))
+    def write(total: jax.Array) -> None:
+        out_ref[...] = total.astype(out_ref.dtype)
+
+    add_tile(refs, sums_ref, pl.program_id(2), pl.num_programs(2), write)
 
 
-def add_tile(refs: Operands, out_ref: Any, sums_ref: Any, step: Any, steps: Any) -> None:
-    """A grid step: one of so many steps over K; with the last one the result is written.
+def add_tile(
+    refs: Operands, sums_ref: Any, step: Any, steps: Any, write: Callable[[jax.Array], None]
+) -> None:
+    """A grid step: one of so many steps over K.
 
     Args:
         refs: rows [R, width], their scales float32[R, 1], and a weight's elements [C, width], or
-            uint16[C, width / 4], with the scales [groups of the step or 1, C] and zeros.
-        out_ref, sums_ref: [R, C].
+            uint16[C, width / 4], with the scales [groups of the step or 1, C], if any, and zeros.
+        sums_ref: [R, C].
         step, steps: which of how many.
+        write: with the last step it is given the result, float32[R, C].
     """
 
     @pl.when(step == 0)
@@ -112,11 +116,11 @@ def add_tile(refs: Operands, out_ref: Any, sums_ref: Any, step: Any, steps: Any)
     @pl.when(step == steps - 1)
     def _() -> None:
         total = sums_ref[...].astype(jnp.float32)
-        if refs.group is None:
+        if refs.scales is not None and refs.group is None:
             total = total * refs.scales[...]
         if refs.row_scale is not None:
             total = total * refs.row_scale[...]
-        out_ref[...] = total.astype(out_ref.dtype)
+        write(total)
 
 
 def plan_of(operands: Operands, tuning: TpuMatmulTuning | None) -> TpuMatmulTuning:
@@ -137,41 +141,37 @@ def plan_of(operands: Operands, tuning: TpuMatmulTuning | None) -> TpuMatmulTuni
     )
 
 
-def call(
-    kernel: Callable[..., None],
-    operands: Operands,
-    plan: TpuMatmulTuning,
-    place: Callable[..., Place],
-    *,
-    grid: tuple[int, int, int],
-    semantics: tuple[Any, ...],
-    rows: int,
-    out_dtype: DTypeLike,
-    table: tuple[jax.Array, ...] = (),
-    interpret: Any,
-    name: str,
-) -> jax.Array:  # [rows, N]
-    """Calls a kernel of `add_tile` over a grid.
+def in_tiles(
+    operands: Operands, plan: TpuMatmulTuning, place: Callable[..., Place]
+) -> tuple[Operands, Operands]:
+    """The operands as a kernel of `add_tile` takes them, and their block specifications.
 
     Args:
-        kernel: takes references to the table, to tiles of the operands, of the result and of sums.
-        operands: rows of whole tiles with their scales float32[M, 1], and a weight, or several
-            whose scales and zeros are by matrix, [E, groups, N].
+        operands: rows of whole tiles with their scales, and a weight, or several.
         plan: sizes of the tiles.
-        place: the blocks of a grid step, given its indices and references to the table.
-        grid, semantics: sizes of the grid's axes, and how each may be divided.
-        rows: of the result.
-        table: scalars that are there before the grid begins.
+        place: the blocks of a grid step, given its indices and references to prefetched scalars.
+
+    Returns:
+        Rows, with scales float32[M, 1]; elements; scales and zeros in tiles of 8 sublanes, of
+        several weights by matrix, [E, groups, N]. And the specifications of these.
     """
-    # in tiles of 8 sublanes
-    operands = operands._replace(scales=operands.scales.astype(jnp.float32))
-    if operands.zeros is not None:
-        operands = operands._replace(zeros=operands.zeros.astype(jnp.int32))
-    inputs, groups = operands.rows.shape[1], operands.scales.shape[-2]
+    group = operands.group
+
+    def by_matrix(array: Any, dtype: Any) -> Any:
+        if array is None:
+            return None
+        return (array if array.ndim == 2 else array.swapaxes(0, 1)).astype(dtype)
+
+    column = None if operands.row_scale is None else operands.row_scale[:, None]
+    given = operands._replace(
+        row_scale=column,
+        scales=by_matrix(operands.scales, jnp.float32),
+        zeros=by_matrix(operands.zeros, jnp.int32),
+    )
     stored_width = plan.tile_k // NIBBLES if operands.is_int4 else plan.tile_k
     vector: Any = ((1, plan.tile_n), "only", "tile")
-    if groups > 1:
-        vector = ((groups * plan.tile_k // inputs, plan.tile_n), "step", "tile")
+    if group is not None:
+        vector = ((plan.tile_k // group, plan.tile_n), "step", "tile")
 
     def tiles(array: Any, shape: tuple[int, int], *axes: str) -> Any:
         """Of an array's last two axes, by the names of a place's blocks along them."""
@@ -183,28 +183,14 @@ def call(
             lambda *step: tuple(getattr(place(*step), name) for name in names),
         )
 
-    result = result_like(operands.rows, (rows, operands.outputs), out_dtype)
     specs = Operands(
-        rows=tiles(operands.rows, (plan.tile_m, plan.tile_k), "rows", "step"),
-        row_scale=tiles(operands.row_scale, (plan.tile_m, 1), "rows", "only"),
-        stored=tiles(operands.stored, (plan.tile_n, stored_width), "tile", "step"),
-        scales=tiles(operands.scales, *vector),
-        zeros=tiles(operands.zeros, *vector),
+        rows=tiles(given.rows, (plan.tile_m, plan.tile_k), "rows", "step"),
+        row_scale=tiles(given.row_scale, (plan.tile_m, 1), "rows", "only"),
+        stored=tiles(given.stored, (plan.tile_n, stored_width), "tile", "step"),
+        scales=tiles(given.scales, *vector),
+        zeros=tiles(given.zeros, *vector),
     )
-    return pl.pallas_call(
-        kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(table),
-            grid=grid,
-            in_specs=[specs],
-            out_specs=tiles(result, (plan.tile_m, plan.tile_n), "result", "tile"),
-            scratch_shapes=[pltpu.VMEM((plan.tile_m, plan.tile_n), operands.sum_type)],
-        ),
-        out_shape=result,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
-        interpret=interpreter.of_call(interpret),
-        name=name,
-    )(*table, operands)
+    return given, specs
 
 
 def matmul(
@@ -222,18 +208,25 @@ def matmul(
     plan = plan_of(operands, tuning)
     padding, row_scale = -rows % plan.tile_m, operands.row_scale
     if row_scale is not None:
-        row_scale = jnp.pad(row_scale[:rows], (0, padding))[:, None]
+        row_scale = jnp.pad(row_scale[:rows], (0, padding))
     padded = jnp.pad(operands.rows, ((0, padding), (0, 0)))
-    out = call(
-        _kernel,
+    given, specs = in_tiles(
         operands._replace(rows=padded, row_scale=row_scale),
         plan,
-        lambda n, m, k: Place(rows=m, tile=n, step=k, result=m),
-        grid=(operands.outputs // plan.tile_n, len(padded) // plan.tile_m, inputs // plan.tile_k),
-        semantics=("parallel", "parallel", "arbitrary"),
-        rows=len(padded),
-        out_dtype=out_dtype,
-        interpret=interpret,
-        name="quantized_matmul",
+        lambda n, m, k: Place(rows=m, tile=n, step=k),
     )
+    grid = operands.outputs // plan.tile_n, len(padded) // plan.tile_m, inputs // plan.tile_k
+    out = pl.pallas_call(
+        _kernel,
+        grid=grid,
+        in_specs=[specs],
+        out_specs=pl.BlockSpec((plan.tile_m, plan.tile_n), lambda n, m, k: (m, n)),
+        scratch_shapes=[pltpu.VMEM((plan.tile_m, plan.tile_n), operands.sum_type)],
+        out_shape=result_like(padded, (len(padded), operands.outputs), out_dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary")
+        ),
+        interpret=interpreter.of_call(interpret),
+        name="quantized_matmul",
+    )(given)
     return out[None, :rows]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.backends import resolve
+from pallas_kernels.backends import first_that_covers
 from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.pages import FLOAT_DTYPES
@@ -18,7 +21,8 @@ def split_rotate(
     *,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
-    backend: str,
+    backend: str | Sequence[str],
+    interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [T, KVH * G, D], [T, KVH, D], [T, KVH, D]
     """Queries, keys and values of a fused projection; queries and keys rotated by their position.
 
@@ -29,7 +33,9 @@ def split_rotate(
         qkv: for each KV head its G query heads, its key and its value.
         cos, sin: cosine and sine of each token's angles.
         q_norm, k_norm: RMS norm over D before the rotation.
-        backend: "xla" (any device) or "native" (CPU, C++).
+        backend: "xla" (any device), "native" (CPU, C++) or "mosaic_tpu" (TPU), or several, of which
+            the first that covers the projection is taken.
+        interpret: None compiles; otherwise the parameters of the interpreter of a kernel.
 
     Raises:
         KernelError: a shape, a type or the backend is not supported; names it.
@@ -41,5 +47,7 @@ def split_rotate(
     half = (qkv.shape[0], qkv.shape[3] // 2)
     for name, table in (("cos", cos), ("sin", sin)):
         check_array(name, table, jnp.float32, half)
-    chosen = resolve("rotary", backend)
-    return chosen.load().split_rotate(qkv, cos, sin, q_norm=q_norm, k_norm=k_norm)
+    chosen = first_that_covers("rotary", backend, qkv)
+    options = chosen.options(interpret=interpret if chosen.interprets else None)
+    q, k, v = chosen.load().split_rotate(qkv, cos, sin, q_norm=q_norm, k_norm=k_norm, **options)
+    return q, k, v

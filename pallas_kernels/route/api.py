@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.backends import resolve
+from pallas_kernels.backends import first_that_covers
 from pallas_kernels.errors import KernelError, check_array
-from pallas_kernels.grouped_linear.blocks import Blocks
+from pallas_kernels.grouped_linear.blocks import GPU_SIZES, Blocks, Sizes
 from pallas_kernels.route.coverage import RouteShape
 
 
@@ -20,6 +20,7 @@ def route(
     *,
     choices: int,
     normalized: bool,
+    sizes: Sizes = GPU_SIZES,
     backend: str | Sequence[str],
     interpret: Any = None,
 ) -> tuple[jax.Array, Blocks]:
@@ -33,9 +34,10 @@ def route(
         live: whether a token counts.
         choices: experts of a token, E at most.
         normalized: whether the weights of a token are made to sum to 1.
-        backend: "xla" (any device) or "triton" (NVIDIA GPUs), or several, of which the first that
-            covers the shape is taken.
-        interpret: None compiles; otherwise the parameters of the interpreter, for "triton".
+        sizes: least and most places of a block: `block_sizes` of the backend that multiplies.
+        backend: "xla" (any device), "triton" (NVIDIA GPUs) or "mosaic_tpu" (TPU), or several, of
+            which the first that covers the shape is taken.
+        interpret: None compiles; otherwise the parameters of the interpreter of a kernel.
 
     Returns:
         float32[T, choices], parts of the softmax over all experts; and the blocks.
@@ -49,13 +51,8 @@ def route(
     check_array("live", live, jnp.bool_, (tokens,))
     if not 1 <= choices <= groups:
         raise KernelError("choices", choices, f"1 to {groups}")
-    shape = RouteShape(tokens, groups)
-    named = [backend] if isinstance(backend, str) else list(backend)
-    found = [resolve("route", name) for name in named]
-    chosen = next((one for one in found if one.covers(shape) is None), None)
-    if chosen is None:
-        refusal = found[0].covers(shape)
-        assert refusal is not None
-        raise refusal
+    chosen = first_that_covers("route", backend, RouteShape(tokens, groups))
     options = chosen.options(interpret=interpret if chosen.interprets else None)
-    return chosen.load().route(scores, live, choices=choices, normalized=normalized, **options)
+    options |= {"choices": choices, "normalized": normalized, "sizes": sizes}
+    weights, blocks = chosen.load().route(scores, live, **options)
+    return weights, blocks

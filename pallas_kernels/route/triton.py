@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
-from pallas_kernels.grouped_linear.blocks import Blocks, block_size, most_blocks
+from pallas_kernels.grouped_linear.blocks import Blocks, Sizes, block_size, most_blocks
 from pallas_kernels.route.coverage import RouteShape
 
 LOWEST, TAKEN = -3e38, -3.3e38  # below every score, and finite
@@ -112,15 +112,16 @@ def route(
     *,
     choices: int,
     normalized: bool,
+    sizes: Sizes,
     interpret: Any = None,
 ) -> tuple[jax.Array, Blocks]:
     """As `pallas_kernels.route`; rows of places without a choice are not written."""
     tokens, experts = scores.shape
-    size = block_size(tokens * choices, experts)
+    size = block_size(tokens * choices, experts, sizes)
     blocks = most_blocks(tokens * choices, experts, size)
     result = functools.partial(result_like, scores)
     covered = RouteShape(tokens, experts)
-    weights, *table = pl.pallas_call(
+    weights, rows, *of_block = pl.pallas_call(
         functools.partial(
             _kernel,
             sides=covered.sides,
@@ -138,4 +139,4 @@ def route(
         interpret=interpreter.is_used_by_triton(interpret),
         name="route",
     )(scores, live.astype(jnp.int32))
-    return weights, Blocks(*table)
+    return weights, Blocks(rows.reshape(blocks, size), *of_block)

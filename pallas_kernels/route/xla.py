@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.grouped_linear.blocks import Blocks, blocks_of
+from pallas_kernels.grouped_linear.blocks import Blocks, Sizes, blocks_of
 
 
 def route(
@@ -14,6 +14,7 @@ def route(
     *,
     choices: int,
     normalized: bool,
+    sizes: Sizes,
 ) -> tuple[jax.Array, Blocks]:
     """As `pallas_kernels.route`."""
     groups = scores.shape[1]
@@ -21,5 +22,5 @@ def route(
     if normalized:
         weights = weights / weights.sum(-1, keepdims=True)
     flat = jnp.where(live[:, None], experts, groups).reshape(-1)
-    sizes = jnp.bincount(flat, length=groups + 1)[:-1].astype(jnp.int32)
-    return weights, blocks_of(jnp.argsort(flat).astype(jnp.int32), sizes)
+    counts = jnp.bincount(flat, length=groups + 1)[:-1].astype(jnp.int32)
+    return weights, blocks_of(jnp.argsort(flat).astype(jnp.int32), counts, sizes)

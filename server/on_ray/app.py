@@ -18,6 +18,7 @@ from server.cli import build_parser
 from server.commands.edge_flags import allowed_hosts, edge_limits
 from server.commands.log_flags import tracer
 from server.commands.serve import asked_for
+from server.on_ray import room
 from server.on_ray.config import MAX_IN_FRONT, MAX_QUEUED, LLMConfig, num_processes, read_fields
 from server.on_ray.forwarding import Forwarded, Front, messages_of
 from server.process_end import exit_after
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from server.on_ray.followers import Followers
 
 HOLD_S = 0.05  # between two looks at an engine that is replaced
+# an update replaces a front too, whose requests may wait until a replica has loaded and then run
+MOST_WAIT_S = 600
 TOLD_S = 0.5  # in which Ray is told why, before a replica that has lost a process ends
 ENGINE_LOST = 70  # its exit code, as a server's
-ARGS = ("llm_configs", "ingress_deployment_config")
+ARGS = ("llm_configs", "ingress_deployment_config", "require_room")
 
 
 def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
@@ -43,11 +46,14 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     what is given here.
 
     Args:
-        llm_serving_args: `llm_configs`, a list of one `LLMConfig` or mapping of its fields, and
-            `ingress_deployment_config`, options of the front's deployment.
+        llm_serving_args: `llm_configs`, a list of one `LLMConfig` or mapping of its fields,
+            `ingress_deployment_config`, options of the front's deployment, and `require_room`:
+            whether a cluster without room for the first replicas is refused. Without it a warning
+            says what is missing, and Ray waits for hosts.
 
     Raises:
-        ValidationError: a field is unknown or of a wrong type; nothing is deployed then.
+        ValidationError: a field is unknown or of a wrong type, or there is no room; nothing is
+            deployed then.
     """
     given = llm_serving_args.get("llm_configs")
     for name in llm_serving_args:
@@ -59,6 +65,9 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
     front = llm_serving_args.get("ingress_deployment_config", {})
     if not isinstance(front, Mapping):
         raise ValidationError("args.ingress_deployment_config", front, "a mapping")
+    is_room_required = llm_serving_args.get("require_room", False)
+    if not isinstance(is_room_required, bool):
+        raise ValidationError("args.require_room", is_room_required, "true or false")
     one = given[0]
     config = one if isinstance(one, LLMConfig) else read_fields(LLMConfig, "llm_configs[0]", one)
     words, options, flags = config.words(), config.options(), config.flags()
@@ -72,11 +81,16 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> Application:
         handle = serve.get_deployment_handle(name, app_name)
         return Front(handle.options(method_name="answer", stream=True), limits)
 
-    bounds = {"max_ongoing_requests": MAX_IN_FRONT, "max_queued_requests": MAX_QUEUED}
+    bounds = {
+        "max_ongoing_requests": MAX_IN_FRONT,
+        "max_queued_requests": MAX_QUEUED,
+        "graceful_shutdown_timeout_s": MOST_WAIT_S,
+    }
     front_options = {"name": "jaxserve"} | bounds | dict(front)
     front_deployment = serve.deployment(serve.ingress(make_front)(), **front_options)
     of_processes = num_processes(flags), options["ray_actor_options"]
     replicas = serve.deployment(Replica, **options).bind(words, *of_processes)
+    room.check(options, front_options, is_room_required)
     return front_deployment.bind(replicas)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from jaxserve.errors import EngineDeadError, shown
 from jaxserve.isolation.following import follow
@@ -43,8 +44,8 @@ class Followers:
         host, token = get_node_ip_address(), secrets.token_hex()
         where = f"[{host}]" if ":" in host else host
         shared = [*words, f"--coordinator={where}:{free_port(host)}"]
-        self._token = _file_of(token)
-        self.words = [*shared, f"--process-token-file={self._token.name}"]
+        self._token = _kept(token)
+        self.words = [*shared, f"--process-token-file={_path_of(self._token)}"]
         group, kind = get_current_placement_group(), ray.remote(Follower)
         actors = {}
         for number in range(1, count):
@@ -75,8 +76,8 @@ class Follower:
     """
 
     def __init__(self, words: list[str], token: str) -> None:
-        self._token = _file_of(token)
-        own = f"--process-token-file={self._token.name}"
+        self._token = _kept(token)
+        own = f"--process-token-file={_path_of(self._token)}"
         args = build_parser("serve").parse_args([*words, own])
         self._config, _, self._isolation = asked_for(args)
 
@@ -85,9 +86,18 @@ class Follower:
         return follow(self._config, self._isolation)
 
 
-def _file_of(token: str) -> IO[bytes]:
-    """A file that this user alone can read, and that is there as long as it is open."""
-    file = tempfile.NamedTemporaryFile(prefix="jaxserve-")  # noqa: SIM115
+def _kept(token: str) -> IO[bytes]:
+    """A file in memory alone, on Linux: nothing of it is left when this process is killed."""
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = open(os.memfd_create("jaxserve-token"), "wb", buffering=0)  # noqa: SIM115
+    else:
+        file = cast(IO[bytes], tempfile.NamedTemporaryFile(buffering=0))  # noqa: SIM115
     file.write(token.encode())
-    file.flush()
     return file
+
+
+def _path_of(file: IO[bytes]) -> str:
+    """Where processes of this user read a file that this process holds open."""
+    if isinstance(file.name, str):
+        return file.name
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"

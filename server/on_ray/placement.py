@@ -16,7 +16,7 @@ _OF_A_KIND = 0.001  # of a device's name: so much Ray asks for with `accelerator
 def bundle_of(actor: Mapping[str, Any]) -> dict[str, float]:
     """What an actor with these options asks for."""
     found = {name: actor[option] for option, name in _RESOURCES.items() if actor.get(option)}
-    found |= actor.get("resources", {})
+    found |= actor.get("resources") or {}
     if kind := actor.get("accelerator_type"):
         found[f"accelerator_type:{kind}"] = _OF_A_KIND
     return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from benchmarks.quantization.__main__ import Row, bytes_table, main, speed_table
 from benchmarks.quantization.schemes import policies
 from benchmarks.quantization.worker import Measured
+from tests.command_line import output_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,12 +34,10 @@ def test_the_tables_of_rows() -> None:
 
 @pytest.mark.slow
 def test_a_store_loads_beside_safetensors() -> None:
-    command = [sys.executable, "-m", "benchmarks.store_load", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = {line.split("|")[1].strip(): line for line in done.stdout.splitlines() if "|" in line}
+    said = output_of("-m", "benchmarks.store_load", "--quick").splitlines()
+    rows = {line.split("|")[1].strip(): line for line in said if "|" in line}
     beside = float(rows["orbax"].split("|")[-2])
-    assert 0 <= beside < 1.0, done.stdout
+    assert 0 <= beside < 1.0, said
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ def test_slices_equal_numpy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(module, "_PAGE_BYTES", block_bytes)  # 1: parts of rows are read alone
     save_file(TENSORS, tmp_path / "model.safetensors")
     parts = [slice(None), slice(0, 2), slice(1, 4), slice(3, None), slice(2, 2), slice(1, 99)]
     with SafetensorsReader(tmp_path) as reader:
@@ -101,10 +102,13 @@ def test_reads_one_slice_and_not_the_tensor(
         original(self, info, skip, out)
 
     monkeypatch.setattr(SafetensorsReader, "_read_bytes", counting)
+    monkeypatch.setattr(module, "_PAGE_BYTES", 12)
     with SafetensorsReader(tmp_path) as reader:
         assert not asked
         reader.read("a", (slice(2, 4),))
-    assert asked == [2 * 10 * 4]
+        reader.read("a", (slice(2, 4), slice(7, 9)))
+        reader.read("a", (slice(2, 4), slice(7, 10)))
+    assert asked == [2 * 10 * 4] * 2 + [3 * 4] * 2
 
 
 class SlowFile(FileIO):

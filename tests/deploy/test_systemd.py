@@ -21,7 +21,7 @@ needs_systemd = pytest.mark.skipif(
 )
 
 
-def test_the_unit_runs_a_command_that_exists(tmp_path) -> None:
+def test_the_unit_runs_a_command_that_exists() -> None:
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str
     unit.read(UNIT)

@@ -1,8 +1,8 @@
 """Run as a program on four fake CPU devices: an engine's answers, its layers over stages.
 
-usage: python -m tests.jaxserve.pipelined_engine FOLDER PROMPTS PROGRAMS TPxPP...
-PROGRAMS: how many an engine compiles. Prints one JSON object: for each size, "1x1" first, what each
-way to ask is answered with.
+usage: python -m tests.jaxserve.pipelined_engine PROMPTS TPxPP MODELS
+MODELS: pairs of a folder and further settings, as JSON. Prints a JSON list: for each of them what
+each way to ask is answered with on one device ("1x1") and on TPxPP, and which settings are refused.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from jaxserve import LLM, SamplingParams
 from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 WAYS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=2),
@@ -22,25 +23,27 @@ WAYS = {
         temperature=0.7, seed=2, n=2, max_tokens=8, ignore_eos=True, repetition_penalty=1.3
     ),
 }
+DIGITS = SamplingParams(
+    seed=3, max_tokens=8, structured_outputs=StructuredOutputsParams(regex="[1-9][0-9]{3}")
+)
 
 
 def answers(
-    folder: str, prompts: list[list[int]], programs: str, tensor: int, stages: int
+    folder: str, settings: dict[str, Any], prompts: list[list[int]], tensor: int, stages: int
 ) -> dict[str, Any]:
-    llm = LLM(
-        model=folder,
-        tensor_parallel_size=tensor,
-        pipeline_parallel_size=stages,
-        dtype="float32",
-        skip_tokenizer_init=True,
-        max_model_len=96,
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        block_size=8,
-        num_pages=22,
-        compile_ahead=int(programs),
-        compile_in_background=False,
-    )
+    defaults = {
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "max_model_len": 96,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "block_size": 8,
+        "num_pages": 22,
+        "compile_ahead": 1,
+        "compile_in_background": False,
+    }
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": stages}
+    llm = LLM(folder, **(defaults | settings | sizes))
     engine = llm.client.engine
     pool = engine.runner.state.kv.pages
     assert pool.shape[0] * stages == 22 * llm.client.model_config.num_layers
@@ -58,23 +61,41 @@ def answers(
     engine.on_dispatch, engine.runner.fetch = dispatched, fetched
     found: dict[str, Any] = {}
     values: list[float] = []
-    for way, params in WAYS.items():
+    # of the further settings fewer answers: the ways to ask have nothing to do with them
+    is_plain = not settings
+    prompts = prompts if is_plain else prompts[:3]
+    for way, params in WAYS.items() if is_plain else [("greedy", WAYS["greedy"])]:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found[way] = [[one.token_ids for one in output.outputs] for output in outputs]
         reported = [output.outputs[0].logprobs or [] for output in outputs]
         found[f"{way} logprobs"] = [[sorted(step) for step in steps] for steps in reported]
         values += [step[token].logprob for steps in reported for step in steps for token in step]
-    beams = llm.beam_search([{"prompt_token_ids": prompts[0]}], BeamSearchParams(3, 6))
-    found["beams"] = [one.tokens for one in beams[0].sequences]
+    if is_plain:
+        beams = llm.beam_search([{"prompt_token_ids": prompts[0]}], BeamSearchParams(3, 6))
+        found["beams"] = [one.tokens for one in beams[0].sequences]
     again = llm.generate(prompts[:1], WAYS["greedy"], use_tqdm=False)[0]
     assert again.num_cached_tokens, "the prefix cache finds what all stages have"
     assert again.outputs[0].token_ids == found["greedy"][0][0]
     llm.sleep(level=1)
     llm.wake_up()
+    dropped, *_ = llm.enqueue(prompts[:3], WAYS["greedy"])
+    for _ in range(6):
+        llm.client.outputs()
+    llm._requests.enqueued.remove(dropped)
+    llm.client.abort(dropped)
+    left = [one.outputs[0].token_ids for one in llm.wait_for_completion(use_tqdm=False)]
+    assert left[-2:] == [found["greedy"][1][0], found["greedy"][2][0]], "as before it slept"
+    llm.sleep(level=2)
+    llm.wake_up()
     again = llm.generate(prompts[:1], WAYS["greedy"], use_tqdm=False)[0]
-    assert again.outputs[0].token_ids == found["greedy"][0][0], "as before it slept"
+    assert again.outputs[0].token_ids == found["greedy"][0][0], "its weights are read once more"
+    if "tokenizer" in settings:
+        texts = [one.outputs[0].text for one in llm.generate(prompts[:2], DIGITS, use_tqdm=False)]
+        # what the bytes of a prompt leave half may stand before
+        assert all(text[-4:].isdigit() and int(text[-4:]) > 999 for text in texts)
+        found["digits"] = texts
     assert engine.scheduler.pages.pool.num_used == 0
-    assert engine.scheduler.num_preemptions, "pages were short"
+    assert engine.scheduler.num_preemptions or not is_plain, "pages were short"
     try:
         llm.params  # noqa: B018
     except ValidationError as error:
@@ -114,11 +135,16 @@ def refused(folder: str, **settings: Any) -> str:
 
 
 if __name__ == "__main__":
-    folder, prompts, programs, *sizes = sys.argv[1:]
-    given = json.loads(prompts)
-    found = {
-        size: answers(folder, given, programs, *map(int, size.split("x")))
-        for size in ["1x1", *sizes]
-    }
-    fields = [refused(folder, enable_embeddings=True), refused(folder, pipeline_parallel_size=3)]
-    print(json.dumps(found | {"refused": fields}))
+    given, size, models = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    found = []
+    for folder, settings in models:
+        fields = [
+            refused(folder, enable_embeddings=True),
+            refused(folder, pipeline_parallel_size=3),
+        ]
+        places = {
+            place: answers(folder, settings, given, *map(int, place.split("x")))
+            for place in ("1x1", size)
+        }
+        found.append(places | {"refused": fields})
+    print(json.dumps(found))

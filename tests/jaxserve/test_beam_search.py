@@ -101,7 +101,7 @@ def test_sequences_and_scores_equal_transformers(search, model, llm) -> None:
 
 
 @pytest.mark.slow
-def test_searches_and_others_share_steps_and_pages(folder, model, llm, make_llm) -> None:
+def test_searches_and_others_share_steps_and_pages(folder, model, make_llm) -> None:
     """With so few pages and slots that beams are preempted, and next to ordinary requests."""
     small = make_llm(folder, max_num_seqs=6, num_pages=26, max_logprobs=64)
     prompts = oracle.prompts(6, VOCAB_SIZE, 40, seed=5)

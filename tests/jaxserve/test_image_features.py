@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -16,6 +13,7 @@ from jaxserve import LLM, BeamSearchParams, SamplingParams
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from pallas_kernels import quantize_fp8, quantize_int4
 from pallas_kernels.quantized_matmul import dequantize
+from tests.fake_devices import said
 from tests.image_models import save_tokenizer
 from tests.jaxserve.images import Oracle, make_image
 from tests.jaxserve.test_images import GREEDY, IMAGE, asked, check, prompt
@@ -143,11 +141,7 @@ params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 outputs = llm.generate([prompt(*one) for one in given({case!r}, 6)], params, use_tqdm=False)
 print([output.outputs[0].token_ids for output in outputs])
 """
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    lines = said(2, "-c", code)
     oracle = Oracle(folder)
     wanted = [oracle.greedy(*one, 9)[0] for one in given(case, 6)]
-    assert json.loads(done.stdout.splitlines()[-1]) == wanted
+    assert json.loads(lines[-1]) == wanted

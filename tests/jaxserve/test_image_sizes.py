@@ -61,9 +61,7 @@ def test_chunks_batches_and_caches_change_nothing(
     check(llm, oracles[case], asked(2) * 2)
 
 
-def test_messages_and_images_that_are_made_smaller(
-    make_llm: Any, model_folder: Any, oracles: dict[str, Oracle], tmp_path: Any
-) -> None:
+def test_messages_and_images_that_are_made_smaller(make_llm: Any, model_folder: Any) -> None:
     folder = save_tokenizer(model_folder("qwen2_vl", seed=1))
     llm: LLM = make_llm(folder, skip_tokenizer_init=False, max_encoder_patches=40)
     oracle = Oracle(folder)

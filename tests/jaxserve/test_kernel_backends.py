@@ -122,6 +122,7 @@ MOSAIC_TPU = Backends(
     prefill="mosaic_tpu",
     write_kv="mosaic_tpu",
     decode_and_write="mosaic_tpu",
+    rotary=("mosaic_tpu", "xla"),
     reason="interpreted",
     interpret=True,
     head_dim_multiple=128,  # the model's heads are smaller

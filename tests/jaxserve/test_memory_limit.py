@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
 from jaxserve.execution.host_memory import RESERVE_BYTES
+from tests.command_line import output_of
 
 PROGRAM = """
 import json, resource
@@ -34,15 +33,7 @@ print(json.dumps({"limit": LIMIT, "pages": cache.num_pages, "slots": 512 * 2048 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and limits addresses")
 def test_a_fifth_of_the_limit_is_left() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
+    seen = json.loads(output_of("-c", PROGRAM).splitlines()[-1])
     assert seen["pages"] < seen["slots"], "the limit has bounded the pages"
     # beside the share that is left alone a plan keeps bytes for what it does not count: a part of
     # them is in use

@@ -13,6 +13,7 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
+from checkpoints import bundled_model_path
 from jaxserve import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.parallel import make_mesh
@@ -23,20 +24,15 @@ from tests.tiny_models import VOCAB_SIZE
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "size", "programs"),
-    [("llama_gqa", "1x2", "1"), ("llama_gqa", "2x2", "1"), ("qwen3_tied_biases", "1x4", "1")],
-)
-def test_tokens_are_those_of_one_device(
-    case: str, size: str, programs: str, model_folder: Any
-) -> None:
-    folder = model_folder(case, num_hidden_layers=4, vocab_size=200)
-    prompts = oracle.prompts(6, VOCAB_SIZE, 40, seed=8)
+def answers(
+    size: str, prompts: list[list[int]], *models: tuple[Path, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Of each model by one device and by `size`, which are the same; see `pipelined_engine`."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    words = ["-m", "tests.jaxserve.pipelined_engine", str(folder), json.dumps(prompts), programs]
+    named = json.dumps([(str(folder), settings) for folder, settings in models])
+    words = ["-m", "tests.jaxserve.pipelined_engine", json.dumps(prompts), size, named]
     done = subprocess.run(
-        [sys.executable, *words, size],
+        [sys.executable, *words],
         cwd=ROOT,
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
         capture_output=True,
@@ -44,14 +40,47 @@ def test_tokens_are_those_of_one_device(
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    one, staged = found["1x1"], found[size]
-    assert staged.pop("in flight") == max(2, int(size[2:]))
-    assert staged.pop("values") == pytest.approx(one["values"], abs=1e-4)
-    assert staged == {way: one[way] for way in staged}
-    assert found["refused"] == ["enable_embeddings", "pipeline_parallel_size"]
+    every: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    for found, (_, settings) in zip(every, models, strict=True):
+        one, staged = found["1x1"], found[size]
+        most = max(2, int(size[2:])) if settings.get("overlap", True) else 1
+        assert staged.pop("in flight") == most
+        assert staged.pop("values") == pytest.approx(one["values"], abs=1e-4)
+        assert staged == {way: one[way] for way in staged}
+        assert found["refused"] == ["enable_embeddings", "pipeline_parallel_size"]
+    return every
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "size"), [("llama_gqa", "1x2"), ("llama_gqa", "2x2"), ("qwen3_tied_biases", "1x4")]
+)
+def test_tokens_are_those_of_one_device(case: str, size: str, model_folder: Any) -> None:
+    folder = model_folder(case, num_hidden_layers=4, vocab_size=200)
+    prompts = oracle.prompts(6, VOCAB_SIZE, 40, seed=8)
+    (found,) = answers(size, prompts, (folder, {}))
     model = oracle.load(folder)
-    assert one["greedy"] == [[oracle.greedy(model, prompt, 20)] for prompt in prompts]
+    wanted = [[oracle.greedy(model, prompt, 20)] for prompt in prompts]
+    assert found["1x1"]["greedy"] == wanted
+
+
+@pytest.mark.slow
+def test_so_are_those_of_rounded_weights_experts_windows_and_grammars(model_folder: Any) -> None:
+    """On two stages: each with a way to round weights, one without steps in flight together."""
+    sizes = {"num_hidden_layers": 2}
+    kinds = ["sliding_attention", "full_attention"]
+    words = {"tokenizer": str(bundled_model_path()), "skip_tokenizer_init": False}
+    one_pool = {"keep_window_only": False}  # which several stages have in any case
+    answers(
+        "1x2",
+        oracle.prompts(6, VOCAB_SIZE, 40, seed=8),
+        (model_folder("gemma3", layer_types=kinds, **sizes), {"quantization": "fp8"} | one_pool),
+        (model_folder("qwen3_moe", **sizes), {"quantization": "int4", "overlap": False}),
+        (
+            model_folder("llama_gqa", vocab_size=2048, **sizes),
+            {"quantization": "int8", "kv_cache_dtype": "int8"} | words,
+        ),
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_only_native_layers_can():
         LinearForm.of(XLA, None, row_invariant=True)
 
 
-def test_an_engine_refuses_before_it_loads(tmp_path):
+def test_an_engine_refuses_before_it_loads():
     config = EngineConfig(model=str(bundled_model_path()), linear_backend="xla", row_invariant=True)
     with pytest.raises(ValidationError, match="row_invariant"):
         load_engine(config)

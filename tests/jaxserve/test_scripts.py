@@ -71,7 +71,7 @@ def test_a_program_embeds(capsys: Any) -> None:
     assert capsys.readouterr().out.count("size=") == 2
 
 
-def test_a_program_computes_a_long_beginning_once(tmp_path: Path) -> None:
+def test_a_program_computes_a_long_beginning_once() -> None:
     table = "\n".join(f"| {row} | name {row} | {row * 3} |" for row in range(300))
     overrides = {
         "rope_parameters": {

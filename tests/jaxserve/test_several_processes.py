@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.processes.network import free_port
+from tests.fake_devices import environment
 from tests.jaxserve import oracle
 from tests.jaxserve.several_processes import serve_alone
 from tests.tiny_models import VOCAB_SIZE
@@ -22,15 +22,13 @@ FOUR = {"tensor_parallel_size": 4}
 
 def two_processes(folder: Path, prompts: list[list[int]]) -> list[tuple[int, str, str]]:
     """How each of two processes ended, and what it has written."""
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
-    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.getcwd()}
-    port, running = free_port("127.0.0.1"), []
+    port, running = free_port(), []
     for number in range(2):
         words = [str(folder), str(number), str(port), json.dumps(FOUR), json.dumps(prompts)]
         running.append(
             subprocess.Popen(
                 [sys.executable, "-m", PROGRAM, *words],
-                env=environment,
+                env=environment(2),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

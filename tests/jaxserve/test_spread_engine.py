@@ -4,18 +4,15 @@ experts, tiers, the prefix cache, beams."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fake_devices import said
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 
-ROOT = Path(__file__).parents[2]
 # eight devices have whole groups of 128 inputs of every product, and twice as many as KV heads
 SIZES = {
     "hidden_size": 128,
@@ -28,19 +25,10 @@ SIZES = {
 
 
 def answers(folder: Path, settings: dict[str, Any], *places: str) -> dict[str, Any]:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     prompts = json.dumps(oracle.prompts(3, VOCAB_SIZE, 30, seed=5))
     words = [str(folder), json.dumps(settings), prompts, *places]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.jaxserve.spread_engine", *words],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    lines = said(8, "-m", "tests.jaxserve.spread_engine", *words, timeout=1200)
+    found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 

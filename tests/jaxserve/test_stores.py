@@ -26,6 +26,7 @@ from checkpoints.store.reader import restore_store
 from checkpoints.store.writer import write_store
 from jaxserve.errors import ValidationError
 from jaxserve.jobs.convert import convert
+from tests.command_line import output_of
 
 ROOT = Path(__file__).parents[2]
 ARRAYS = {
@@ -181,10 +182,8 @@ for write in (
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.stdout.split("\n")[:2] == ["0 True", "0 True"], done.stderr[-2000:]
+    said = output_of("-c", FULL_DISK, str(tmp_path))
+    assert said.split("\n")[:2] == ["0 True", "0 True"]
     assert os.listdir(tmp_path) == []
 
 
@@ -334,14 +333,9 @@ def test_a_store_of_eight_devices_restores_to_two_and_to_one(
     sizes = {"num_attention_heads": 16, "num_key_value_heads": 8, "hidden_size": 128}
     folder = model_folder("llama_gqa", **sizes)
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    done = subprocess.run(
-        [sys.executable, "-c", MESHES, str(folder), str(tmp_path / "out"), quantization],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines()[-3:] == ["8 same", "2 same", "1 same"], done.stderr[-3000:]
+    words = "-c", MESHES, str(folder), str(tmp_path / "out"), quantization
+    said = output_of(*words, env=os.environ | {"XLA_FLAGS": flags})
+    assert said.splitlines()[-3:] == ["8 same", "2 same", "1 same"]
 
 
 @pytest.mark.slow

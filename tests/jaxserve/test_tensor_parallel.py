@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from tests.fake_devices import said
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 
@@ -59,22 +57,11 @@ print(json.dumps({"tokens": tokens, "vectors": vectors, "refusal": refusal}))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", ["llama_gqa", pytest.param("qwen3_tied_biases", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen3_tied_biases"])
 def test_two_devices_give_the_tokens_of_transformers(case, model_folder) -> None:
     folder = model_folder(case, num_hidden_layers=2, vocab_size=200)  # which two devices divide
     prompts = oracle.prompts(4, VOCAB_SIZE, 40, seed=8)
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), json.dumps(prompts)],
-        env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
+    seen = json.loads(said(4, "-c", SCRIPT, str(folder), json.dumps(prompts))[-1])
     model = oracle.load(folder)
     assert seen["tokens"][0] == [oracle.greedy(model, prompt, 24) for prompt in prompts]
     for found, prompt in zip(seen["vectors"], prompts, strict=True):

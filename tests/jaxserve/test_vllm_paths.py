@@ -14,7 +14,10 @@ PATHS = {
     "sampling_params": ("SamplingParams", "RequestOutputKind", "BeamSearchParams"),
     "pooling_params": ("PoolingParams",),
     "inputs": ("TextPrompt", "TokensPrompt", "EmbedsPrompt", "PromptType"),
-    "outputs": ("RequestOutput", "CompletionOutput", "PoolingOutput", "ScoringRequestOutput"),
+    "outputs": (
+        *("RequestOutput", "CompletionOutput", "PoolingOutput", "ScoringRequestOutput"),
+        *("ScoringOutput", "ClassificationRequestOutput"),
+    ),
     "lora.request": ("LoRARequest",),
     "engine.arg_utils": ("EngineArgs", "AsyncEngineArgs"),
     "engine.async_llm_engine": ("AsyncLLMEngine",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from checkpoints import bundled_model_path
+from jaxserve.processes.network import free_port
+from tests.waiting import until
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 
@@ -53,10 +54,11 @@ class Server:
     def wait_until_idle(self, seconds: float = 60) -> None:
         """Wait until no request runs or waits and no page is owned."""
         gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        deadline = time.monotonic() + seconds
-        while any(self.gauge(name) for name in gauges):
-            assert time.monotonic() < deadline, {name: self.gauge(name) for name in gauges}
-            time.sleep(0.05)
+
+        def busy() -> dict[str, float]:
+            return {name: value for name in gauges if (value := self.gauge(name))}
+
+        until(lambda: not busy(), seconds, busy)
 
 
 def start(*flags: str, module: str = "server") -> tuple[subprocess.Popen[str], list[str]]:
@@ -77,11 +79,6 @@ def start(*flags: str, module: str = "server") -> tuple[subprocess.Popen[str], l
 
     threading.Thread(target=read, daemon=True).start()
     return process, lines
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.resolved_config import resolved_config
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_connection import HEAD, answer, check_error, serving
 from tests.server.test_many_connections import connect, post
+from tests.waiting import until
 
 PATHS = {b"/v1/completions": "/v1/completions"}
 FULL = QueueFullError("max_queue_wait", "the predicted wait is 1.2 s", 1.2)
@@ -265,12 +265,5 @@ def test_nothing_is_left_of_a_request_on_its_way_in(
     engine.delay = 5.0
     with connect(port) as client:
         client.sendall(post())
-        wait_until(lambda: ledger.num_waiting == 1 and ledger.num_entering == 0)
-    wait_until(lambda: ledger.num_waiting == 0)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+        until(lambda: ledger.num_waiting == 1 and ledger.num_entering == 0, 10)
+    until(lambda: ledger.num_waiting == 0, 10)

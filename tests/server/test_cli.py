@@ -13,22 +13,7 @@ import pytest
 from checkpoints import CheckpointError
 from jaxserve.errors import ValidationError
 from server import cli
-
-ROOT = Path(__file__).resolve().parents[2]
-JAXSERVE = [sys.executable, "-c", "import sys; from server.cli import main; sys.exit(main())"]
-ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*JAXSERVE, *words],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        text=True,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+from tests.command_line import ROOT, run
 
 
 def test_help_loads_no_heavy_module() -> None:
@@ -39,9 +24,7 @@ def test_help_loads_no_heavy_module() -> None:
         "heavy |= {'jaxserve.bench.tune', 'server.commands.chat'}\n"
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=False
-    )
+    result = run(program=("-c", code))
     assert result.returncode == 0, result.stderr
     assert "0.0.0.0 opens" in result.stdout
 
@@ -117,7 +100,7 @@ def test_a_signal_while_the_model_loads(number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "server", "--port", "0"],
         cwd=ROOT,
-        env=ENVIRONMENT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -136,10 +119,7 @@ def test_a_signal_while_the_model_loads(number: signal.Signals) -> None:
 def test_the_program_at_vllms_path_is_serve() -> None:
     words = "--model /nowhere --tensor-parallel-size 4 --host 0.0.0.0 --port 8000"
     words += " --gpu-memory-utilization 0.9 --max-num-seqs 256"
-    program = [sys.executable, "-m", "jaxserve.entrypoints.openai.api_server", *words.split()]
-    result = subprocess.run(
-        program, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=60, check=False
-    )
+    result = run(*words.split(), program=("-m", "jaxserve.entrypoints.openai.api_server"))
     assert result.returncode == 1 and "model='/nowhere'" in result.stderr
 
 
@@ -155,8 +135,18 @@ def test_a_folder_that_may_not_be_read_is_told_in_a_line(
     assert told == "jaxserve: [Errno 13] Permission denied: 'secret/config.json'\n"
 
 
+def convert_raising(monkeypatch: pytest.MonkeyPatch, error: Exception) -> int:
+    """The exit code of a command in which this error is raised."""
+
+    def fail(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("server.commands.convert.run", fail)
+    return cli.main(["convert", "a", "b"])
+
+
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("cause", "said"),
     [
         (ImportError("libjax_common.so: failed to map segment from shared object"), "libjax"),
         (MemoryError(), "an allocation failed"),
@@ -164,13 +154,11 @@ def test_a_folder_that_may_not_be_read_is_told_in_a_line(
     ],
 )
 def test_too_little_memory_to_start_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, said: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cause: Exception, said: str
 ) -> None:
-    def fail(args: object) -> int:
-        raise RuntimeError("could not import") from error
-
-    monkeypatch.setattr("server.commands.convert.run", fail)
-    assert cli.main(["convert", "a", "b"]) == 1
+    error = RuntimeError("could not import")
+    error.__cause__ = cause
+    assert convert_raising(monkeypatch, error) == 1
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "ulimit -v" in told and said in told
 
@@ -186,18 +174,10 @@ def test_too_little_memory_to_start_is_one_line(
 def test_expected_errors_of_any_command_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    def fail(args: object) -> int:
-        raise error
-
-    monkeypatch.setattr("server.commands.convert.run", fail)
-    assert cli.main(["convert", "a", "b"]) == 1
+    assert convert_raising(monkeypatch, error) == 1
     assert capsys.readouterr().err == f"jaxserve: {error}\n"
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(args: object) -> int:
-        raise ImportError("no module named so")
-
-    monkeypatch.setattr("server.commands.convert.run", fail)
     with pytest.raises(ImportError, match="named so"):
-        cli.main(["convert", "a", "b"])
+        convert_raising(monkeypatch, ImportError("no module named so"))

@@ -21,6 +21,7 @@ from server.client_limits import Limits
 from server.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, Connection
 from server.engine_route import engine_paths
 from tests.server.fake_engine import FakeEngine
+from tests.waiting import until
 
 
 @contextmanager
@@ -31,8 +32,7 @@ def serving(app: Any, protocol: type[Connection] = Connection) -> Iterator[int]:
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    until(lambda: server.started)
     yield listener.getsockname()[1]
     server.should_exit = True
     thread.join(10)

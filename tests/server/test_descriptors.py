@@ -8,7 +8,6 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +16,7 @@ from checkpoints import bundled_model_path
 from jaxserve.errors import ValidationError
 from server.descriptors import LEAST, Descriptors
 from tests.server.server_process import ROOT, running_server
+from tests.waiting import until
 
 INFINITY = resource.RLIM_INFINITY
 
@@ -128,8 +128,6 @@ def test_a_server_with_few_descriptors_serves_and_answers_for_its_health(
             for one in crowd:
                 one.close()
             most = left[0] if left else before + 4  # some are opened with the first requests, once
-            deadline = time.monotonic() + 20
-            while len(os.listdir(folder)) > most and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until(lambda most=most: len(os.listdir(folder)) <= most, 20)
             left.append(len(os.listdir(folder)))
         assert left[0] <= before + 4 and left[1] <= left[0], left

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import json
 import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -59,6 +61,18 @@ async def wait_for(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
+@asynccontextmanager
+async def asked(engine: FakeEngine, path: str, body: dict[str, Any]) -> AsyncIterator[Connection]:
+    """A request; behind the block its client leaves, and the application is done with it."""
+    connection, app = Connection(path, body), create_app(engine)
+    call = asyncio.create_task(app(connection.scope, connection.receive, connection.send))
+    yield connection
+    connection.gone.set()
+    async with asyncio.timeout(5):
+        await call
+    assert app.state.service.responses.count == 0
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompts", [1, 3])
@@ -73,17 +87,9 @@ def test_leaving_while_tokens_come(path: str, stream: bool, prompts: int) -> Non
         else:
             body["prompt"] = ["a"] * prompts
             body["max_tokens"] = 40
-        connection = Connection(path, body)
-        app = create_app(engine)
-        call = asyncio.create_task(app(connection.scope, connection.receive, connection.send))
-        if stream:
-            await connection.some_data.wait()
-        else:
+        async with asked(engine, path, body) as connection:
             await wait_for(lambda: engine.started)
-            await asyncio.sleep(0.02)
-        connection.gone.set()
-        async with asyncio.timeout(5):
-            await call
+            await (connection.some_data.wait() if stream else asyncio.sleep(0.02))
         expected = 1 if path == CHAT else prompts
         assert len(engine.aborted) == expected and not engine.finished
         if stream:
@@ -106,16 +112,10 @@ def test_leaving_what_is_told_as_parts(path: str, body: dict[str, Any], stream: 
     async def main() -> None:
         engine = FakeEngine("x" * 40)
         engine.delay = 0.01
-        connection = Connection(path, body | {"stream": stream})
-        app = create_app(engine)
-        call = asyncio.create_task(app(connection.scope, connection.receive, connection.send))
-        await wait_for(lambda: engine.started)
-        await (connection.some_data.wait() if stream else asyncio.sleep(0.02))
-        connection.gone.set()
-        async with asyncio.timeout(5):
-            await call
+        async with asked(engine, path, body | {"stream": stream}) as connection:
+            await wait_for(lambda: engine.started)
+            await (connection.some_data.wait() if stream else asyncio.sleep(0.02))
         assert len(engine.aborted) == 1 and not engine.finished
-        assert app.state.service.responses.count == 0
 
     asyncio.run(main())
 
@@ -124,13 +124,8 @@ def test_leaving_before_the_first_token() -> None:
     async def main() -> None:
         engine = FakeEngine()
         engine.delay = 60
-        connection = Connection(COMPLETIONS, {"prompt": "a", "stream": True})
-        app = create_app(engine)
-        call = asyncio.create_task(app(connection.scope, connection.receive, connection.send))
-        await wait_for(lambda: engine.started)
-        connection.gone.set()
-        async with asyncio.timeout(5):
-            await call
+        async with asked(engine, COMPLETIONS, {"prompt": "a", "stream": True}) as connection:
+            await wait_for(lambda: engine.started)
         assert engine.aborted == engine.started and not connection.sent
 
     asyncio.run(main())

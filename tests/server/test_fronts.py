@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.server_process import Server, httpx, running_server
+from tests.waiting import until
 
 KEYS = """
 - {key: free, name: free}
@@ -92,10 +92,7 @@ def total(server: Server, name: str, **labels: str) -> float:
 
 
 def wait_until(server: Server, is_so: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline, "".join(server.lines)
-        time.sleep(0.05)
+    until(is_so, told=lambda: "".join(server.lines))
 
 
 @pytest.mark.slow

@@ -15,22 +15,24 @@ import pytest
 from server.app import create_app
 from server.client_limits import Limits
 from server.connection import Connection
+from tests.server.fake_engine import FakeEngine
 from tests.server.test_connection import HEAD, serving
-from tests.server.test_many_connections import Recorder, connect, post
+from tests.server.test_many_connections import connect, post
+from tests.waiting import until
 
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
 LIMITS = Limits(keep_alive_interval=0.2)
 
 
 @pytest.fixture
-def engine() -> Recorder:
-    engine = Recorder()
+def engine() -> FakeEngine:
+    engine = FakeEngine()
     engine.delay = 0.05  # each of five tokens
     return engine
 
 
 @pytest.fixture
-def port(engine: Recorder) -> Iterator[int]:
+def port(engine: FakeEngine) -> Iterator[int]:
     with serving(create_app(engine), Connection.limited(LIMITS)) as port:
         yield port
 
@@ -44,7 +46,7 @@ def rest(client: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_it_gets_its_answer_and_the_connection_ends(
-    port: int, engine: Recorder, stream: bool
+    port: int, engine: FakeEngine, stream: bool
 ) -> None:
     with connect(port) as client:
         client.sendall(post(stream=stream))
@@ -67,43 +69,44 @@ def test_requests_in_line_are_answered_too(port: int) -> None:
 @pytest.mark.parametrize("requests", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_that_is_gone_is_noticed_at_once(
-    port: int, engine: Recorder, stream: bool, requests: int
+    port: int, engine: FakeEngine, stream: bool, requests: int
 ) -> None:
     engine.delay = 60
     with connect(port) as client:
         client.sendall(post(stream=stream) * requests)
-        while not engine.started:
-            time.sleep(0.01)
+        until(lambda: engine.started)
         time.sleep(0.1)
         assert not engine.aborted
-    assert engine.wait_for_abort()
+    until(lambda: engine.aborted, 5)
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_one_that_waits_and_then_goes_is_noticed(port: int, engine: Recorder, reads: bool) -> None:
+def test_one_that_waits_and_then_goes_is_noticed(
+    port: int, engine: FakeEngine, reads: bool
+) -> None:
     engine.delay = 60
     with connect(port) as client:
         client.sendall(post())
         client.shutdown(socket.SHUT_WR)
         if reads:
             client.recv(1000)
-        while not engine.started:
-            time.sleep(0.01)
+        until(lambda: engine.started)
         assert not engine.aborted
-    assert engine.wait_for_abort()
+    until(lambda: engine.aborted, 5)
 
 
-def test_where_it_cannot_be_told_it_is_gone(port: int, engine: Recorder) -> None:
+def test_where_it_cannot_be_told_it_is_gone(port: int, engine: FakeEngine) -> None:
     """HTTP/1.0 has no answer before the answer."""
     with connect(port) as client:
         client.sendall(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
         client.shutdown(socket.SHUT_WR)
         assert rest(client) == b""
-    assert not engine.started or engine.wait_for_abort()
+    if engine.started:
+        until(lambda: engine.aborted, 5)
     assert not engine.finished
 
 
-def test_half_a_request_is_none(port: int, engine: Recorder) -> None:
+def test_half_a_request_is_none(port: int, engine: FakeEngine) -> None:
     with connect(port) as client:
         client.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
         client.shutdown(socket.SHUT_WR)

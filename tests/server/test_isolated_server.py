@@ -13,6 +13,7 @@ import pytest
 
 from server.server_process import ENGINE_LOST
 from tests.server.server_process import Server, httpx, running_server
+from tests.waiting import until
 
 BODY = {"prompt": "a", "max_tokens": 150, "ignore_eos": True, "seed": 3, "temperature": 0.9}
 
@@ -31,10 +32,7 @@ def ask(server: Server, **more: object) -> httpx.Response:
 
 
 def wait_health(server: Server, status: int) -> None:
-    deadline = time.monotonic() + 60
-    while server.health() != status:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: server.health() == status)
 
 
 @pytest.mark.slow
@@ -48,8 +46,7 @@ def test_a_killed_engine_is_replaced_and_three_deaths_end_the_server() -> None:
         found: list[object] = []
         thread = threading.Thread(target=lambda: found.append(ask(server).json()["choices"]))
         thread.start()
-        while not server.running():
-            time.sleep(0.005)
+        until(server.running)
         os.kill(first, signal.SIGKILL)
         wait_health(server, 503)
         assert httpx.get(f"{server.url}/health").json() == {"status": "restarting"}
@@ -76,8 +73,7 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones() -> None:
         found: list[object] = []
         thread = threading.Thread(target=lambda: found.append(ask(server).json()["choices"]))
         thread.start()
-        while not server.running():
-            time.sleep(0.005)
+        until(server.running)
         server.process.send_signal(signal.SIGTERM)
         wait_health(server, 503)
         late = ask(server)
@@ -96,8 +92,7 @@ def test_what_does_not_finish_in_time_is_an_error_and_never_a_short_answer() -> 
         more = {"n": 4, "max_tokens": 240}
         thread = threading.Thread(target=lambda: found.append(ask(server, **more).status_code))
         thread.start()
-        while not server.running():
-            time.sleep(0.002)
+        until(server.running)
         server.process.send_signal(signal.SIGTERM)
         thread.join()
         assert found == [503]

@@ -19,28 +19,19 @@ from server.connection import MAX_HEAD_BYTES, Connection
 from server.descriptors import Descriptors
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_connection import CHUNKED, HEAD, answer, check_error, serving
+from tests.waiting import until
 
 HEALTH = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
 LIMITS = Limits(max_connections=4, write_timeout=0.4, idle_timeout=1)
 
 
-class Recorder(FakeEngine):
-    """Says whether a request was aborted."""
-
-    def wait_for_abort(self, seconds: float = 5) -> bool:
-        deadline = time.monotonic() + seconds
-        while not self.aborted and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return bool(self.aborted)
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
 
 
 @pytest.fixture
-def engine() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def port(engine: Recorder) -> Iterator[int]:
+def port(engine: FakeEngine) -> Iterator[int]:
     with serving(create_app(engine), Connection.limited(LIMITS)) as port:
         yield port
 
@@ -54,7 +45,7 @@ def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
-def test_trailers_are_dropped_and_bounded(port: int, engine: Recorder) -> None:
+def test_trailers_are_dropped_and_bounded(port: int) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     chunk = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
     good = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
@@ -76,33 +67,18 @@ def test_a_body_that_goes_on_behind_its_answer_is_not_read_for_ever(
     assert received.startswith(b"HTTP/1.1 200 ") and 0.15 < time.monotonic() - begin < 5
 
 
-def test_a_request_in_line_does_not_hide_that_the_client_is_gone(
-    port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer, "LOOK_S", 0.05)
-    engine.delay = 60
-    with connect(port) as client:
-        client.sendall(post() + post())
-        while not engine.started:
-            time.sleep(0.01)
-        time.sleep(0.1)
-        assert not engine.aborted
-    assert engine.wait_for_abort()
-
-
 def test_who_leaves_while_a_refusal_waits_is_noticed(
-    port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
+    port: int, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer, "LOOK_S", 0.05)
     engine.delay = 60
     with connect(port) as client:
         client.sendall(post() + b"\x00\r\n" * 40)
-        while not engine.started:
-            time.sleep(0.01)
+        until(lambda: engine.started)
         client.sendall(b"\r\n" * 40)
         time.sleep(0.1)
         assert not engine.aborted
-    assert engine.wait_for_abort()
+    until(lambda: engine.aborted, 5)
 
 
 @pytest.mark.parametrize("sent", [b"", HEAD + b"Content-Length: 60\r\n\r\n{"])
@@ -125,15 +101,14 @@ def test_a_connection_without_a_whole_request_makes_room(
 
 
 def test_where_all_are_busy_others_may_ask_for_health(
-    port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
+    port: int, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "EXTRA_CONNECTIONS", 64)
     engine.delay = 60
     with ExitStack() as stack:
         for _ in range(LIMITS.max_connections):
             stack.enter_context(connect(port)).sendall(post())
-        while len(engine.started) < LIMITS.max_connections:
-            time.sleep(0.01)
+        until(lambda: len(engine.started) >= LIMITS.max_connections)
         assert answer(port, HEALTH).startswith(b"HTTP/1.1 200 ")
         refused = answer(port, post())
         assert b"retry-after: 1" in refused and "too many" in check_error(refused, 503)
@@ -166,8 +141,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
     with serving(flood, Connection.limited(LIMITS)) as port, connect(port) as client:
         begin = time.monotonic()
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        while not ended and time.monotonic() < begin + 10:
-            time.sleep(0.02)
+        until(lambda: ended, 10)
         assert LIMITS.write_timeout * 0.9 < ended[0] - begin < 5
     # one that reads gets it all, however long that takes in all
     with serving(flood, Connection.limited(LIMITS)) as port, connect(port) as client:
@@ -242,7 +216,7 @@ class Counted(Connection):
 
 
 def test_where_descriptors_run_out_health_is_told_and_the_log_says_so(
-    engine: Recorder, caplog: pytest.LogCaptureFixture
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of 64: 16 are kept, 1 listens, 8 are for health; 39 and above are not served."""
     engine.delay = 60
@@ -250,8 +224,7 @@ def test_where_descriptors_run_out_health_is_told_and_the_log_says_so(
     with serving(create_app(engine), protocol) as port, ExitStack() as stack:
         for _ in range(39 - 20):
             stack.enter_context(connect(port)).sendall(post())
-        while len(engine.started) < 39 - 20:
-            time.sleep(0.01)
+        until(lambda: len(engine.started) >= 39 - 20)
         assert not caplog.records
         assert answer(port, HEALTH).startswith(b"HTTP/1.1 200 ")
         assert "too many" in check_error(answer(port, post()), 503)
@@ -264,7 +237,7 @@ def test_where_descriptors_run_out_health_is_told_and_the_log_says_so(
 
 
 def test_a_websocket_behind_a_request_does_not_end_its_answer(
-    port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
+    port: int, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection is not idle while an answer is being made, however it was refused more."""
 
@@ -272,7 +245,7 @@ def test_a_websocket_behind_a_request_does_not_end_its_answer(
         self.timeout_keep_alive_task = self.loop.call_later(0.05, self.timeout_keep_alive_handler)
 
     monkeypatch.setattr(Connection, "_keep_for_a_while", soon)
-    engine.delay = 0.5
+    engine.delay = 0.1  # each of five tokens
     asked = b"GET / HTTP/1.1\r\n" + UPGRADE % b"websocket" + b"\r\n"
     ok, refusal = answer(port, post() + asked).split(b"HTTP/1.1 ")[1:]
     assert ok.startswith(b"200 ")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 
 from server.app import create_app
 from server.tools.choice import Parsers
-from tests.server.server_process import free_port
+from tests.server.test_connection import serving
 from tests.server.unconstrained import UnconstrainedEngine
 
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
@@ -25,16 +22,8 @@ USER: Any = {"role": "user", "content": "hi"}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    port = free_port()
-    app = create_app(ENGINE, parsers=Parsers("hermes", True, "qwen3"))
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
+    with serving(create_app(ENGINE, parsers=Parsers("hermes", True, "qwen3"))) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_openai(url: str) -> None:

@@ -182,7 +182,7 @@ TOOL: Any = {
 }
 
 
-def test_responses_tell_logprobs_and_messages(server: Server, client: Any) -> None:
+def test_responses_tell_logprobs_and_messages(client: Any) -> None:
     found = client.responses.create(
         model="tiny",
         input="2+3",

@@ -7,8 +7,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,9 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.server.server_process import CONTEXT, ROOT, Server, running_server, start
+from tests.command_line import run
+from tests.server.server_process import CONTEXT, Server, running_server, start
+from tests.waiting import until
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
@@ -72,10 +72,7 @@ def test_health_was_503_while_the_model_loaded(server: Server) -> None:
 
 @pytest.mark.slow
 def test_it_announces_itself_with_a_curl_line_that_works(server: Server) -> None:
-    deadline = time.monotonic() + 60
-    while not (curl := [line for line in server.lines if line.startswith("curl ")]):
-        assert time.monotonic() < deadline, server.lines
-        time.sleep(0.05)
+    curl = until(lambda: [line for line in server.lines if line.startswith("curl ")])
     assert len(curl) == 1 and server.url in curl[0]
     data = re.search(r"-d '(.*)'", curl[0])
     assert data is not None
@@ -411,17 +408,8 @@ def test_what_would_wait_too_long_is_refused_and_the_rest_is_whole() -> None:
 
 @pytest.mark.slow
 def test_chat_in_a_terminal(server: Server) -> None:
-    command = "import sys; from server.cli import main; sys.exit(main())"
     words = ["chat", "--url", server.url, "--max-tokens", "16", "--temperature", "0"]
-    result = subprocess.run(
-        [sys.executable, "-c", command, *words],
-        cwd=ROOT,
-        input="What is 12 + 30?\nAnd 1 + 1?\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = run(*words, input="What is 12 + 30?\nAnd 1 + 1?\n")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("> ") == 3 and len(result.stdout) > len("> > > \n\n\n")
 
@@ -430,9 +418,7 @@ def test_chat_in_a_terminal(server: Server) -> None:
 def test_a_taken_port_is_one_line(server: Server) -> None:
     process, lines = start("--port", server.url.rpartition(":")[2])
     assert process.wait(timeout=30) == 1
-    deadline = time.monotonic() + 60
-    while not lines and time.monotonic() < deadline:  # a thread reads them
-        time.sleep(0.05)
+    until(lambda: lines)  # a thread reads them
     assert len(lines) == 1 and "cannot listen" in lines[0]
 
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.server_process import Server, httpx, running_server
+from tests.waiting import until
 
 REQUESTS = 16
 TWO = ("none", "--data-parallel-size", "2", "--enable-control-routes")
@@ -65,10 +67,8 @@ def engine_pids(server: Server) -> list[int]:
 
 def wait_for_both(server: Server) -> None:
     """Until both engines serve: each has told of a pool."""
-    deadline = time.monotonic() + 120
-    while len(by_engine(server, "cache_config_info")) < 2:
-        assert time.monotonic() < deadline, "".join(server.lines)
-        time.sleep(0.1)
+    pools = partial(by_engine, server, "cache_config_info")
+    until(lambda: len(pools()) >= 2, 120, lambda: "".join(server.lines))
 
 
 @pytest.mark.slow
@@ -89,8 +89,7 @@ def test_engines_are_killed_under_load_and_nobody_gets_a_wrong_answer() -> None:
         found: list[list[str]] = []
         thread = threading.Thread(target=lambda: found.append(answers(server)))
         thread.start()
-        while min(by_engine(server, "num_requests_running").values()) < 2:
-            time.sleep(0.01)
+        until(lambda: min(by_engine(server, "num_requests_running").values()) >= 2)
         os.kill(first[1], signal.SIGKILL)
         health = set()
         while thread.is_alive():
@@ -114,8 +113,7 @@ def test_engines_are_killed_under_load_and_nobody_gets_a_wrong_answer() -> None:
         found.clear()
         thread = threading.Thread(target=lambda: found.append(answers(server)))
         thread.start()
-        while min(by_engine(server, "num_requests_running").values()) < 2:
-            time.sleep(0.01)
+        until(lambda: min(by_engine(server, "num_requests_running").values()) >= 2)
         killed = time.monotonic()
         for pid in engine_pids(server):
             os.kill(pid, signal.SIGKILL)
@@ -154,10 +152,8 @@ def test_both_engines_sleep_wake_and_forget_their_prefixes(tmp_path: Path) -> No
         assert post("start_profile").status_code == 200
         assert answers(server) == expected
         assert post("stop_profile").status_code == 200
-        deadline = time.monotonic() + 60
-        while len({file.parts[-5] for file in tmp_path.rglob("perfetto_trace.json.gz")}) < 2:
-            assert time.monotonic() < deadline, [*tmp_path.rglob("*")]
-            time.sleep(0.1)
+        traces = partial(tmp_path.rglob, "perfetto_trace.json.gz")
+        until(lambda: len({file.parts[-5] for file in traces()}) >= 2)
         with httpx.stream("GET", f"{server.url}/engine/stream", timeout=60) as stream:
             for line in stream.iter_lines():
                 if '"num_slots"' in line:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from jaxserve.request.queueing import Queueing
 from jaxserve.request.stop_rule import StopRule
 from server.app import create_app
 from server.request_spans import RequestTracer
+from tests.http_serving import QuietHandler, answering
 from tests.server.fake_engine import FakeEngine
 from tests.server.server_process import httpx, running_server
 
@@ -115,7 +115,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
     """A collector over HTTP, and the bodies that it was sent."""
     bodies: list[bytes] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
             zipped = self.headers.get("Content-Encoding") == "gzip"
@@ -123,13 +123,8 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *arguments: object) -> None:
-            """Says nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces", bodies
-        server.shutdown()
+    with answering(HTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}/v1/traces", bodies
 
 
 @pytest.mark.slow

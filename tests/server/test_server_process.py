@@ -35,6 +35,12 @@ def made(
     return _Server(uvicorn.Config("none"), args, service, descriptors, "http://127.0.0.1")
 
 
+def leave_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection of all that the tests have imported takes a second."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+
+
 @pytest.mark.parametrize(
     ("room", "told", "code"),
     [
@@ -46,7 +52,7 @@ def made(
 def test_what_descriptors_leave_for_connections_is_told_once_it_is_known(
     room: int, told: str, code: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(gc, "freeze", lambda: None)
+    leave_garbage(monkeypatch)
     monkeypatch.setattr(Descriptors, "room", lambda self, connections: room)
     engine = FakeEngine(served_model_name=("fake",))
     engine.is_draining = True
@@ -104,7 +110,7 @@ def test_several_models_let_in_requests_once_all_have_loaded(
     loads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a start that fails has cut off no answer of a model that was loaded before."""
-    monkeypatch.setattr(gc, "freeze", lambda: None)
+    leave_garbage(monkeypatch)
     first, other = FakeEngine(), FakeEngine(served_model_name=("b",))
     server = made(first, Descriptors(), others=(other,))
     services = server._service.models

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from server.service import NO_PARSERS
 from tests.server.fake_controls import FakeControls
 from tests.server.fake_engine import FakeEngine
 from tests.server.server_process import httpx, serving
+from tests.waiting import until
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 BODIES: dict[str, dict[str, Any]] = {
@@ -184,10 +184,7 @@ def test_two_real_models_and_the_death_of_one() -> None:
         assert ask(text) == expected[text], "the other model's requests go on"
         thread.join()
         assert going_on
-        deadline = time.monotonic() + 60
-        while server.health() != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: server.health() == 200)
         assert ask(pictures) == expected[pictures], "it has come back"
         told = httpx.get(f"{server.url}/metrics").text
         restarts = {

@@ -184,7 +184,7 @@ def test_what_several_streams_have_to_say_waits_in_them() -> None:
     asyncio.run(main())
 
 
-def test_repeated_lines_are_counted(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+def test_repeated_lines_are_counted(monkeypatch: Any) -> None:
     now = [0.0]
     monkeypatch.setattr(repeated.time, "monotonic", lambda: now[0])
     logger = logging.getLogger("jaxserve.test_repeated")

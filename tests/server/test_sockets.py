@@ -6,7 +6,6 @@ import argparse
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from server.commands.socket_flags import add_socket_flags, check_socket_flags, l
 from server.connection import Connection
 from tests.server.certificate import make_certificate
 from tests.server.fake_engine import FakeEngine
+from tests.waiting import until
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 
@@ -40,8 +40,7 @@ def serving(listener: socket.socket, **settings: Any) -> Iterator[None]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    until(lambda: server.started)
     yield
     server.should_exit = True
     thread.join(10)

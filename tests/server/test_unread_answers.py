@@ -28,6 +28,7 @@ from tests.server.test_connection import serving
 from tests.server.test_errors import assert_error
 from tests.server.test_event_stream import COMPLETIONS, Connection, wait_for
 from tests.server.test_many_connections import connect, post
+from tests.waiting import until
 
 # choices that each tell the same of their prompt
 MANY = {"prompt": [5] * 1900, "prompt_logprobs": 20, "n": 25, "max_tokens": 1}
@@ -239,17 +240,14 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         idle.connect(("127.0.0.1", port))
         idle.sendall(post(**SOME))
         watched = app.state.service.unread
-        deadline = time.monotonic() + 10
         # whole, and the system takes no more of it: from then on its client takes nothing
-        while watched.num_bytes < 600_000 or not all(one.in_transport for one in watched._watched):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: watched.num_bytes >= 600_000, 10)
+        until(lambda: all(one.in_transport for one in watched._watched), 10)
         (slowest,) = watched._watched
         with connect(port) as old:  # which knows no chunks
             old.sendall(post(**SOME).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-            while slowest in watched._watched:  # both are unread until one of them is cut off
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            # both are unread until one of them is cut off
+            until(lambda: slowest not in watched._watched, 10)
             received = b"".join(iter(lambda: old.recv(2**20), b""))
         head, _, text = received.partition(b"\r\n\r\n")
         assert b"content-length: %d" % len(text) in head.lower() and b"chunked" not in head
@@ -257,9 +255,7 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         received = b"".join(iter(lambda: idle.recv(2**20), b""))
         assert len(received) < len(text), "it has ended before it was whole"
         idle.close()
-        while watched.num_bytes:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not watched.num_bytes, 10)
 
 
 def rss_mib(pid: int) -> float:
@@ -292,7 +288,4 @@ def test_ten_large_answers_that_nobody_reads() -> None:
         assert len({*sizes}) == 1 and sizes[0] > 60_000_000
         for client in clients:
             client.close()
-        deadline = time.monotonic() + 30
-        while rss_mib(server.process.pid) - before > 50:
-            assert time.monotonic() < deadline, rss_mib(server.process.pid) - before
-            time.sleep(0.1)
+        until(lambda: rss_mib(server.process.pid) - before <= 50, 30)

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.verify.faults import vanish
+from benchmarks.extras import require
 from benchmarks.verify.faults.child import FILE_BYTES, MEMORY, PHASE_FILE, POISON
 from checkpoints import bundled_model_path
 from jaxserve.async_engine import AsyncEngine
@@ -261,6 +261,8 @@ async def run(options: argparse.Namespace) -> list[Outcome]:
                 tell(await load.meet("full disk, then SIGKILL", signals(engine, signal.SIGKILL)))
             del os.environ[FILE_BYTES]
     if "clients" in options.only:
+        from benchmarks.verify.faults import vanish  # where it is used: it needs psutil
+
         clients = QUICK_CLIENTS if options.quick else options.clients
         left, seconds, same = await vanish.meet(clients)
         tell(Outcome(f"{clients} clients vanish", clients, int(not same), 0, left, 0, seconds))
@@ -277,6 +279,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="parts (default: all)"
     )
     options = parser.parse_args(arguments)
+    if "clients" in options.only:
+        require(parser, "test", "psutil")
     with tempfile.TemporaryDirectory() as folder:
         os.environ[PHASE_FILE] = str(Path(folder) / "phase")
         found = asyncio.run(run(options))

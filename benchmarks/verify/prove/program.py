@@ -15,7 +15,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-PRODUCT, FUSION, COPY = "product", "fusion", "copy"
+PRODUCT, FUSION, COPY, FETCH = "product", "fusion", "copy", "fetch"
+JOINED = "ConcatBitcast"  # parts that were fetched, seen as one array
 OWN_TARGETS = ("__gpu$xla.gpu.triton", "mosaic_gpu", "tpu_custom_call")
 PRODUCT_TARGETS = ("__cublas", "__triton_gemm")
 MATRIX = ("dot", "convolution")  # a TPU has the second alone
@@ -57,6 +58,7 @@ class Counts:
             rounds.
         graphs: CUDA graphs; None where that is not known.
         outside: what is launched outside of any.
+        fetches: copies beside the kernels, of what later ones read, into a TPU's own memory.
         moved: bytes of arrays between kernels, each counted where it is written and at every
             reader as a whole. Operands of the program are left out, and what it changes in place.
             Bodies of loops are not looked into.
@@ -70,6 +72,7 @@ class Counts:
     rounded_elsewhere: int = 0
     graphs: int | None = None
     outside: int | None = None
+    fetches: int = 0
     moved: int = 0
     moved_a_layer: int = 0
 
@@ -125,6 +128,8 @@ def _called(one: _Instruction) -> str:
 
 
 def _class_of(one: _Instruction, bodies: dict[str, list[_Instruction]]) -> str:
+    if _fetches(one):
+        return FETCH
     body = bodies.get(one.names() or "", [])
     if one.op in MATRIX or any(inner.op in MATRIX for inner in body):
         return PRODUCT
@@ -165,7 +170,11 @@ def _launched(
     hlo: str,
 ) -> tuple[list[tuple[str, _Instruction]], dict[str, list[_Instruction]], str]:
     bodies, entry = _computations(hlo)
-    kernels = [(_class_of(one, bodies), one) for one in bodies.get(entry, ()) if one.op not in FREE]
+    kernels = [
+        (_class_of(one, bodies), one)
+        for one in bodies.get(entry, ())
+        if one.op not in FREE and _called(one) != JOINED
+    ]
     return kernels, bodies, entry
 
 
@@ -266,14 +275,18 @@ def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:
     graphs, outside = (None, None) if thunks is None else _graphs(thunks)
     moved = _moved(hlo, [one for _, one in kernels], bodies.get(entry, []))
     a_layer, moved_a_layer = _one_layer([kind for kind, _ in kernels], own, layers, moved)
+    total = Counter(kind for kind, _ in kernels)
+    fetches = total.pop(FETCH, 0)
+    a_layer.pop(FETCH, None)
     return Counts(
-        kernels=dict(Counter(kind for kind, _ in kernels)),
+        kernels=dict(total),
         a_layer=a_layer,
         loops=sum(one.op == "while" for body in bodies.values() for one in body),
         in_parts=in_parts,
         rounded_elsewhere=rounded,
         graphs=graphs,
         outside=outside,
+        fetches=fetches,
         moved=sum(moved),
         moved_a_layer=moved_a_layer,
     )

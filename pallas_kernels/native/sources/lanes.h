@@ -62,6 +62,86 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
   }
 }
 
+#if JAXSERVE_PAIRS && defined(__FMA__)
+constexpr int64_t kTurnedWords = 16;  // of a row: a line, all of whose words are used while it is in the cache
+
+// to[k][HALF] = word k of 8 rows from `at` on, a row a lane.
+template <int HALF>
+[[gnu::always_inline]] inline void turn_words(const char* at, int64_t row_bytes, __m256i (*to)[2]) {
+#pragma GCC unroll 4
+  for (int k = 0; k < kTurnedWords; k += 4) {
+    __m256i rows[4], pairs[4];
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; ++n) {
+      const auto first = load<__m128i>(at + n * row_bytes + k * 4);
+      const auto second = load<__m128i>(at + (n + 4) * row_bytes + k * 4);
+      rows[n] = _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1);
+    }
+#pragma GCC unroll 2
+    for (int n = 0; n < 4; n += 2) {
+      pairs[n] = _mm256_unpacklo_epi32(rows[n], rows[n + 1]);
+      pairs[n + 1] = _mm256_unpackhi_epi32(rows[n], rows[n + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      to[k + 2 * i][HALF] = _mm256_unpacklo_epi64(pairs[i], pairs[i + 2]);
+      to[k + 2 * i + 1][HALF] = _mm256_unpackhi_epi64(pairs[i], pairs[i + 2]);
+    }
+  }
+}
+
+// sums[m] += words [begin, begin + kTurnedWords) of row m . those of 16 outputs.
+template <class Dot, int MR>
+[[gnu::noinline]] void add_turned(const typename Dot::Activation* const* rows, int64_t begin,
+                                  const __m256i (*turned)[2], float* sums) {
+  __m256 acc[MR][2];
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; ++m) {
+    acc[m][0] = _mm256_loadu_ps(sums + 16 * m), acc[m][1] = _mm256_loadu_ps(sums + 16 * m + 8);
+  }
+  for (int64_t k = 0; k < kTurnedWords; ++k) {
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; ++m) {
+      const __m256i word = splat_word(reinterpret_cast<const char*>(rows[m]) + (begin + k) * 4);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (std::is_same_v<Dot, Bf16Dot>) {
+          const Floats16 x(word), weight(turned[k][half]);
+          acc[m][half] = _mm256_fmadd_ps(x.first, weight.first, acc[m][half]);
+          acc[m][half] = _mm256_fmadd_ps(x.second, weight.second, acc[m][half]);
+        } else {
+          const __m256 weight = _mm256_castsi256_ps(turned[k][half]);
+          acc[m][half] = _mm256_fmadd_ps(_mm256_castsi256_ps(word), weight, acc[m][half]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; ++m) {
+    _mm256_storeu_ps(sums + 16 * m, acc[m][0]), _mm256_storeu_ps(sums + 16 * m + 8, acc[m][1]);
+  }
+}
+
+// `turned_products` of bfloat16 and float32 in 16 registers.
+template <class Dot, int MR>
+inline void turned_products_of_floats(const typename Dot::Activation* const* rows, int64_t words,
+                                      const typename Dot::Weight* block, int64_t depth,
+                                      const typename Dot::Weight* ahead, F32x16* sums) {
+  const int64_t row_bytes = depth * int64_t(sizeof(*block));
+  const char* weight = reinterpret_cast<const char*>(block);
+  const char* next = reinterpret_cast<const char*>(ahead);
+  std::fill_n(sums, MR, F32x16{});
+  __m256i turned[kTurnedWords][2];
+  for (int64_t k = 0; k < words; k += kTurnedWords) {
+    // as the lines lie in memory, not row by row
+    for (int64_t i = k; next && i < k + kTurnedWords; ++i) __builtin_prefetch(next + i * 64, 0, 2);
+    turn_words<0>(weight + k * 4, row_bytes, turned);
+    turn_words<1>(weight + 8 * row_bytes + k * 4, row_bytes, turned);
+    add_turned<Dot, MR>(rows, k, turned, reinterpret_cast<float*>(sums));
+  }
+}
+#endif
+
 // sums[m] = row m of x . the 16 rows of the block, a row of the weight a lane: the sums of `outer_products`, each in
 // its order, of rows too few to be lanes. Words of the weight are transposed in registers. `rows` are of `words` words.
 template <class Dot, int MR>

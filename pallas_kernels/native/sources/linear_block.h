@@ -215,7 +215,7 @@ class Block {
     switch (count) {
 #define JAXSERVE_ROWS(N)                                                         \
   case N:                                                                        \
-    turned_products<Dot, N>(rows, words, w_, p_.depth, ahead_, sums);            \
+    turn<N>(rows, words, sums);                                                  \
     break
       JAXSERVE_ROWS(1);
       JAXSERVE_ROWS(2);
@@ -286,6 +286,16 @@ class Block {
       if (p_.bias) values += repeat(bias_, n, NR);
       finish<MR>(p_, values, m, first_ + n, std::min<int64_t>(NR, count_ - n));
     }
+  }
+
+  template <int MR>
+  void turn(const typename Dot::Activation* const* rows, int64_t words, typename Dot::Sum* sums) const {
+#if JAXSERVE_PAIRS && defined(__FMA__)
+    if constexpr (!std::is_same_v<Dot, Int8Dot>) {
+      return turned_products_of_floats<Dot, MR>(rows, words, w_, p_.depth, ahead_, sums);
+    } else
+#endif
+      turned_products<Dot, MR>(rows, words, w_, p_.depth, ahead_, sums);
   }
 
   const Linear& p_;

@@ -255,7 +255,7 @@ def test_an_error_in_this_process_is_a_failure_of_its_section_alone(monkeypatch,
     assert results["anchors"]["failures"] == ["KeyError: 'in the parent'"]
 
 
-def test_a_process_that_does_not_start_again_ends_the_section(monkeypatch, tmp_path):
+def test_a_process_that_does_not_start_again_ends_the_section(monkeypatch):
     class Gone:
         def call(self, request, limit_s):
             if request["do"] == "cases":

@@ -75,7 +75,7 @@ def test_the_program_without_graphs_is_compiled_so_and_is_the_one_that_runs(llm,
 
 
 @pytest.mark.slow
-def test_options_of_a_block_reach_the_engines_made_in_it(tmp_path, caplog):
+def test_options_of_a_block_reach_the_engines_made_in_it(tmp_path):
     folder = write_config("llama-125m", tmp_path, **TINY)
     with compiling_with({"xla_gpu_autotune_level": "0"}):
         assert runner.compiler_options("gpu")["xla_gpu_autotune_level"] == "0"

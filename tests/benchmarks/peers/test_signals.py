@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.peers.workload import fixed_batch, write_rounds
+from tests.waiting import until
 
 FAKE = Path(__file__).with_name("fake_worker.py")
 ROOT = Path(__file__).parents[3]
@@ -65,10 +65,7 @@ def test_no_worker_is_left(number, tmp_path):
         pids = [int(parent.stdout.readline()) for _ in range(2)]
         parent.send_signal(number)
         assert parent.wait(60) == 128 + number
-        deadline = time.monotonic() + 60
-        while not all(map(gone, pids)):
-            assert time.monotonic() < deadline, "a worker is left"
-            time.sleep(0.01)
+        until(lambda: all(map(gone, pids)), told=lambda: "a worker is left")
     finally:
         parent.kill()
         for pid in pids:

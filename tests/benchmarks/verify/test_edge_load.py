@@ -64,7 +64,7 @@ def test_a_short_run_of_each() -> None:
         outcome = ramp.load(server, ramp.arrivals(30, 1, 1))
         assert not outcome.wrong and len(outcome.exchanges) == 45
         traffic, samples = asyncio.run(soak.run(server, 3.0, 0))
-        assert not traffic.wrong and samples and traffic.counts["left"]
+        assert not traffic.wrong and samples and traffic.counts["left: at its time-out"]
         gauges = server.wait_until_idle()
         assert gauges["integrity_failures_total"] == 0
         assert "Traceback" not in server.log.read_text()

@@ -225,6 +225,16 @@ def test_a_sparse_layer_may_launch_14_kernels_where_no_sort_is_needed() -> None:
     assert (backends.experts, backends.route) == ("triton", ("triton", "xla"))
     assert requirements_of(sparse, backends, DECODE, POOL).a_layer == 14
     assert requirements_of(sparse, backends, MIXED, POOL).a_layer == 31
+    tpu = replace(sparse, kind="v5e", layers=3)
+    backends = tpu.backends()
+    assert (backends.experts, backends.route) == ("mosaic_tpu", ("mosaic_tpu", "xla"))
+    assert requirements_of(tpu, backends, DECODE, POOL).a_layer == 14
+
+
+def test_a_step_runs_in_a_program_of_the_device() -> None:
+    one = prove_step.STEPS["decode[1]"]
+    assert prove_step.program_of("h200", one) == one
+    assert prove_step.program_of("v5e", one) == replace(one, num_decode=8)
 
 
 def test_norms_behind_attention_and_mlp_are_no_kernels_of_their_own() -> None:

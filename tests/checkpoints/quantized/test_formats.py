@@ -53,6 +53,9 @@ def test_numbers_come_back(tmp_path: Path, case: str) -> None:
         part = np.empty((5, 2, 64), np.float32)
         checkpoint.read_into(NAME, (slice(3, 13), slice(64, 128)), part)
         np.testing.assert_array_equal(part.reshape(10, 64), wanted[3:13, 64:128])
+        matrix, rows = checkpoint.matrices[NAME], slice(3, 13)
+        own = matrix.elements(rows, slice(64, 128))
+        np.testing.assert_array_equal(own, matrix.elements(rows)[:, 64:128])
 
 
 def nan_scale(part: str) -> Callable[[Tensors], None]:

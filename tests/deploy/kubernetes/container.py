@@ -121,6 +121,9 @@ def running(
     mounts = [(f"/{name}", f"/{name}", "ro") for name in SYSTEM if Path(f"/{name}").exists()]
     # a kubelet makes a container's /etc/hosts too
     mounts += [(path, path, "ro") for path in ("/etc/ld.so.cache", "/etc/hosts")]
+    # by it Debian names c++, whose name is a part of the kernels' key
+    if (alternatives := Path("/etc/alternatives")).is_dir():
+        mounts.append((str(alternatives), str(alternatives), "ro"))
     mounts += [("/dev", "/dev", "rw")]
     mounts += [(path, path, "ro") for path in (sys.base_prefix, sys.prefix, str(ROOT))]
     for mount in container["volumeMounts"]:

@@ -258,6 +258,16 @@ def test_keys_are_read_where_they_are_mounted(tmp_path: Path) -> None:
     assert flags(objects, tmp_path).api_keys_file == f"{mounts['api-keys']}/keys.yaml"
 
 
+@pytest.mark.parametrize(("surge", "unavailable"), [(1, 0), (0, 1)])
+def test_an_update_needs_room_for_another_pod_or_does_without(surge: int, unavailable: int) -> None:
+    values = {"maxSurge": surge}
+    deployment = of_kind(render(values), "Deployment")
+    groups = of_kind(render(PROCESSES | values), "LeaderWorkerSet")
+    wanted = {"maxSurge": surge, "maxUnavailable": unavailable}
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == wanted
+    assert groups["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"] == wanted
+
+
 def test_another_flag_makes_another_pod() -> None:
     sums = {
         pod_of(render({"config": config}))["metadata"]["annotations"]["checksum/config"]
@@ -325,6 +335,7 @@ def test_the_chart_holds_no_copies() -> None:
 REFUSED = [
     ({"replicas": "two"}, "'/replicas': got string, want integer"),
     ({"replica": 2}, "additional properties 'replica' not allowed"),
+    ({"maxSurge": "25%"}, "'/maxSurge': got string, want integer"),
     ({"model": 7}, "'/model': got number, want string"),
     ({"image": {"tag": 1.2}}, "'/image/tag': got number, want string"),
     ({"service": {"port": "80"}}, "'/service/port': got string, want integer"),

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from pallas_kernels.native.build import cache_folder
+from jaxserve.processes.network import free_port
+from pallas_kernels.native import build, own_folder
 from tests.deploy.kubernetes import container
 from tests.deploy.kubernetes.rendering import needs_helm, of_kind, render
-from tests.server.server_process import STARTUP_S, free_port
+from tests.server.server_process import STARTUP_S
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 
@@ -32,19 +33,24 @@ def answered(url: str) -> int:
         return 0
 
 
-def claim(folder: Path) -> Path | None:
-    """What a pod before this one has left: its kernels need not be compiled again."""
-    built = folder / "claim"
-    if not cache_folder().is_dir():
-        return None
-    shutil.copytree(cache_folder(), built / "jaxserve" / "native", dirs_exist_ok=True)
-    return built
+def kernels(cache: Path) -> list[str]:
+    """The libraries of native kernels that a cache has."""
+    return [one.name for one in (cache / "jaxserve" / "native").glob("*.so")]
+
+
+@pytest.fixture
+def claim(tmp_path: Path) -> Path:
+    """The cache that a pod before these has left: no container spends its time on the compiler."""
+    native = tmp_path / "claim" / "jaxserve" / "native"
+    own_folder.make(native)
+    shutil.copy2(build.build(), native)
+    return tmp_path / "claim"
 
 
 @needs_helm
 @pytest.mark.slow
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> None:
+def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path, claim: Path) -> None:
     port = free_port()
     values: dict[str, Any] = {
         "port": port,
@@ -59,7 +65,7 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> No
     url = f"http://127.0.0.1:{port}"
     volumes = tmp_path / "volumes"
     volumes.mkdir()
-    with container.running(pod, config_maps, volumes, claim(tmp_path)) as one:
+    with container.running(pod, config_maps, volumes, claim) as one:
         probes = {name: spec[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness")}
         deadline = time.monotonic() + STARTUP_S
         while answered(url + probes["startup"]) != 200:
@@ -75,6 +81,7 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> No
         for path in ("/", "/usr", "/home/jaxserve", "/etc/jaxserve", str(Path(__file__).parent)):
             assert "Read-only" in one.run("touch", f"{path}/x").stderr, path
         assert list((volumes / "cache" / "jaxserve" / "xla").iterdir())
+        assert kernels(volumes / "cache") == kernels(claim), "none was compiled"
 
         body = {"prompt": "2 + 3 =", "max_tokens": 4, "temperature": 0}
         said = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
@@ -113,7 +120,9 @@ def test_the_container_of_the_deployment_serves_and_drains(tmp_path: Path) -> No
 @needs_helm
 @pytest.mark.slow
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_path: Path) -> None:
+def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(
+    tmp_path: Path, claim: Path
+) -> None:
     port = free_port()
     small = SMALL | {"tensor-parallel-size": 2, "dtype": "float32", "linear-backend": "xla"}
     small |= {"decode-backend": "xla", "prefill-backend": "xla"}
@@ -124,7 +133,7 @@ def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_pa
         "secrets": {"processToken": {"name": "processes"}},
         "port": port,
         "config": small,
-        "drain": {"preStopSeconds": 1, "shutdownTimeoutSeconds": 20},
+        "drain": {"preStopSeconds": 1, "shutdownTimeoutSeconds": 60},
         "env": [{"name": "JAX_PLATFORMS", "value": "cpu"}],
     }
     objects = render(values)
@@ -140,7 +149,7 @@ def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_pa
             told = address | {"LWS_WORKER_INDEX": str(number)}
             spec = group[f"{role}Template"]["spec"]
             one = container.running(
-                spec, config_maps, folder, claim(tmp_path), secrets=secrets, variables=told
+                spec, config_maps, folder, claim, secrets=secrets, variables=told
             )
             pods.append(life.enter_context(one))
         leader, worker = pods
@@ -149,11 +158,13 @@ def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_pa
             assert time.monotonic() < deadline
             assert leader.process.poll() is worker.process.poll() is None
             time.sleep(0.2)
-        body = {"prompt": "2 + 3 =", "max_tokens": 1500, "ignore_eos": True}
+        for role in ("leader", "worker"):
+            assert kernels(tmp_path / role / "cache") == kernels(claim), "none was compiled"
+        body = {"prompt": "2 + 3 =", "max_tokens": 1000, "ignore_eos": True}
         answers: list[Any] = []
 
         def ask() -> None:
-            answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60).json())
+            answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=120).json())
 
         running = threading.Thread(target=ask)
         running.start()
@@ -164,9 +175,9 @@ def test_the_containers_of_a_group_serve_as_one_engine_and_drain_together(tmp_pa
             group[f"{role}Template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]
             for role in ("leader", "worker")
         ]
-        assert int(hooks[1]["command"][1]) == 31
+        assert int(hooks[1]["command"][1]) == 71
         assert leader.run(*hooks[0]["command"]).returncode == 0
         os.kill(leader.pid, signal.SIGTERM)
-        assert leader.process.wait(25) == worker.process.wait(25) == 0
+        assert leader.process.wait(65) == worker.process.wait(25) == 0
         running.join()
-        assert answers[0]["usage"]["completion_tokens"] == 1500
+        assert answers[0]["usage"]["completion_tokens"] == 1000

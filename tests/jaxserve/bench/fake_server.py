@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.http_serving import QuietHandler, answering
 
 KEY = "secret"
 
@@ -45,7 +46,7 @@ STREAMS: dict[str, list[bytes]] = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.0"  # the end of a stream is the end of the connection
 
     def do_GET(self) -> None:
@@ -82,9 +83,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *words: object) -> None:
-        pass
-
 
 class FakeServer(ThreadingHTTPServer):
     """`seen` holds path, headers and body of every request that was sent to be answered."""
@@ -102,11 +100,5 @@ class FakeServer(ThreadingHTTPServer):
 @contextmanager
 def fake_server() -> Iterator[FakeServer]:
     server = FakeServer()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with answering(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -6,7 +6,6 @@ import json
 import random
 import re
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +30,7 @@ from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.jaxserve.client.test_deadlines import make_client, stub_engine
 from tests.jaxserve.codec import decode, encode
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -166,10 +166,7 @@ def test_an_engine_in_a_thread_that_hangs_is_silent_until_it_goes_on(config, mon
         assert not client.is_dead, client.error
         threading.Event().wait(0.02)
     client.add(client.prepare([5], SamplingParams(max_tokens=3, ignore_eos=True), "a"))
-    deadline = time.monotonic() + 60
-    while client.silence is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: client.silence)
     may_step.set()
     while client.has_work:
         assert news.wait(60)
@@ -223,7 +220,7 @@ def test_an_interrupt_anywhere_costs_only_its_call(config, monkeypatch) -> None:
     client.close()
 
 
-def test_metrics_name_a_model_and_no_path(config, tmp_path) -> None:
+def test_metrics_name_a_model_and_no_path(tmp_path) -> None:
     def label(**settings: Any) -> str:
         client = ThreadClient(EngineConfig(**settings), ClientClock(), lambda: None)
         text = generate_latest(client.metrics.registry).decode()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
-import shutil
 import ssl
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,11 +13,13 @@ import pytest
 from jaxserve.client import media
 from jaxserve.client.media import MediaReader, is_public
 from jaxserve.errors import ValidationError
+from tests.http_serving import QuietHandler, answering
+from tests.server.certificate import make_certificate
 
 DATA = b"\x89PNG of some kind"
 
 
-class Pages(http.server.BaseHTTPRequestHandler):
+class Pages(QuietHandler):
     def do_GET(self) -> None:
         name = self.path.partition("?")[0].strip("/")
         if name.startswith("to-"):
@@ -43,17 +42,11 @@ class Pages(http.server.BaseHTTPRequestHandler):
         else:
             self.wfile.write(DATA)
 
-    def log_message(self, *told: object) -> None:
-        pass
-
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1]
-    server.shutdown()
-    server.server_close()
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Pages)) as port:
+        yield port
 
 
 def reader(**how: object) -> MediaReader:
@@ -128,29 +121,20 @@ def test_what_comes_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch, port: int
 def test_what_comes_slowly_over_tls_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    own, key = str(tmp_path / "own.pem"), str(tmp_path / "key.pem")
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    words += ["-nodes", "-keyout", key, "-out", own, "-days", "1", "-subj", "/CN=localhost"]
-    subprocess.run(
-        [*words, "-addext", "subjectAltName=DNS:localhost"], check=True, stderr=subprocess.DEVNULL
-    )
+    key, own = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(own, key)
     monkeypatch.setenv("SSL_CERT_FILE", own)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    at = f"https://localhost:{server.server_address[1]}"
-    assert reader().read(f"{at}/a.png") == DATA
-    monkeypatch.setattr(media, "MAX_SECONDS", 0.3)
-    begin = time.monotonic()
-    with pytest.raises(ValidationError, match=r"not within 0\.3 s"):
-        reader().read(f"{at}/slow")
-    assert time.monotonic() - begin < 1.2
-    server.shutdown()
-    server.server_close()
+    with answering(server) as port:
+        at = f"https://localhost:{port}"
+        assert reader().read(f"{at}/a.png") == DATA
+        monkeypatch.setattr(media, "MAX_SECONDS", 0.3)
+        begin = time.monotonic()
+        with pytest.raises(ValidationError, match=r"not within 0\.3 s"):
+            reader().read(f"{at}/slow")
+        assert time.monotonic() - begin < 1.2
 
 
 def test_addresses_that_are_none_are_refused(port: int) -> None:

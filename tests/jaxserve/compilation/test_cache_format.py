@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 import zlib
 from collections.abc import Iterator
@@ -20,8 +17,8 @@ from jax._src import compilation_cache as private
 
 from checkpoints import bundled_model_path
 from jaxserve.compilation.cache_format import SIGNATURES, cache_format, compression_of
+from tests.command_line import run
 
-ROOT = Path(__file__).parents[3]
 # Of JAX. Another release: look what `jax._src.compilation_cache` compresses with, then add it.
 VERSIONS = ("0.10", "0.11", "0.12")
 
@@ -111,15 +108,10 @@ RENAMED = textwrap.dedent(
 def test_a_rename_costs_a_message_and_no_start(tmp_path: Path, what: str) -> None:
     torn = tmp_path / "jit_torn-cache"
     torn.write_bytes(entry_of(bytes(range(256)) * 50)[:-20])
-    run = subprocess.run(
-        [sys.executable, "-c", RENAMED, str(bundled_model_path()), str(tmp_path), what],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() in (["stop"], ["length"])
+    words = str(bundled_model_path()), str(tmp_path), what
+    done = run(*words, program=("-c", RENAMED))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() in (["stop"], ["length"])
     said = f"jax {jax.__version__} keeps compilation-cache entries in a way"
-    assert run.stderr.count(said) == 1
+    assert done.stderr.count(said) == 1
     assert torn.exists()

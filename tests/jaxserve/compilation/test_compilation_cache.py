@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,10 +13,10 @@ from jaxserve.compilation.cache_format import cache_format
 from jaxserve.errors import ValidationError
 from pallas_kernels.native import own_folder
 from pallas_kernels.native.build import cache_folder
+from tests.command_line import output_of
 from tests.jaxserve.compilation.test_cache_bounds import named
 from tests.jaxserve.compilation.test_cache_format import entry_of, zlib_alone, zstandard_installed
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = textwrap.dedent(
     """
     import sys
@@ -40,15 +38,7 @@ PROGRAM = textwrap.dedent(
 def start(model: Path, cache_home: Path) -> list[str]:
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache_home)}
     environment.pop("JAX_COMPILATION_CACHE_DIR")
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(model)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout.split(maxsplit=2)
+    return output_of("-c", PROGRAM, str(model), env=environment).split(maxsplit=2)
 
 
 @pytest.mark.slow
@@ -94,10 +84,8 @@ SWITCHING = textwrap.dedent(
 
 
 def test_off_is_off_even_where_the_process_has_a_folder(tmp_path):
-    command = [sys.executable, "-c", SWITCHING, str(tmp_path)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    *grown, count, are_entries = run.stdout.split()
-    assert grown == ["True", "False", "True"], run.stderr
+    *grown, count, are_entries = output_of("-c", SWITCHING, str(tmp_path)).split()
+    assert grown == ["True", "False", "True"]
     assert int(count) >= 2 and are_entries == "True", "what is cleared is named as JAX names it"
 
 

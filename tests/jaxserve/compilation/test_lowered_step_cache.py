@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +17,7 @@ from jaxserve.compilation.cache_bounds import STEPS
 from jaxserve.compilation.lowered_step_cache import LoweredStepCache, lowered_step_cache
 from jaxserve.execution.features.bias import Bias
 from pallas_kernels.native import own_folder
+from tests.command_line import output_of
 
 pytest.importorskip("flatbuffers", reason="jax.export writes nothing without it: nothing is KEPT")
 
@@ -27,13 +25,14 @@ ENGINE = """
 import sys
 from functools import partial
 import jaxserve.execution.runner as runner
+import jaxserve.client.engine_calls as calls
 import jaxserve.llm as llm
 traced = []
 def counted(*given, run_step=runner.run_step):
     traced.append(1)
     return run_step(*given)
 runner.run_step = counted
-llm.load_engine = partial(llm.load_engine, keep_steps=sys.argv[2] == "kept")
+calls.load_engine = partial(calls.load_engine, keep_steps=sys.argv[2] == "kept")
 engine = llm.LLM(sys.argv[1], skip_tokenizer_init=True, max_model_len=64, max_num_seqs=2,
                  num_pages=9, compile_ahead=2, compile_in_background=False,
                  max_num_batched_tokens=16)
@@ -143,7 +142,7 @@ def test_what_export_refuses_is_traced_as_ever_and_told(tmp_path, caplog):
     assert not list((tmp_path / "steps").glob("*.step"))
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog):
     kept = LoweredStepCache(tmp_path, "")
     shutil.rmtree(tmp_path / "steps")
     kept.step("decode", step, OPERANDS)
@@ -170,12 +169,8 @@ def test_an_engine_that_traced_nothing_gives_the_same_tokens(model_folder, tmp_p
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
 
     def start(how):
-        command = [sys.executable, "-c", ENGINE, str(model_folder("llama_gqa")), how]
-        done = subprocess.run(
-            command, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        traced, tokens = done.stdout.split(maxsplit=1)
+        words = "-c", ENGINE, str(model_folder("llama_gqa")), how
+        traced, tokens = output_of(*words, env=environment).split(maxsplit=1)
         return int(traced), tokens
 
     plain, first, second = (start(how) for how in ("plain", "kept", "kept"))

@@ -31,12 +31,13 @@ SLOW_S = 20.0
 class Steps:
     """A pace, and what it has told; steps take as long as the test says."""
 
-    def __init__(self, **first_runs: float):
+    def __init__(self, stages: int = 1, **first_runs: float):
         self.clock, self.told = Clock(), list[StepEstimate]()
         self.table = SimpleNamespace(is_compiling=False)
         shapes = {"large": LARGE, "middle": MIDDLE}
         runner: Any = SimpleNamespace(
             step_flops=FLOPS,
+            num_stages=stages,
             programs=self.table,
             first_runs={shapes[name]: seconds for name, seconds in first_runs.items()},
         )
@@ -134,6 +135,14 @@ def test_of_two_steps_in_flight_the_longer_counts_and_one_begins_as_the_other_en
     assert steps.run(MIDDLE, 1.0) == [StepEstimate(1.5, False)]
 
 
+def test_over_stages_a_step_takes_as_long_as_it_was_in_flight() -> None:
+    steps = Steps(2, large=30.0, middle=2.0)
+    for end in (4.0, 6.0, 8.0):  # two seconds a stage, each step dispatched as another one ends
+        steps.pace.begins(MIDDLE, IDLE)
+        steps.ends(end - 4.0, end)
+    assert steps.run(MIDDLE, 1.0) == [StepEstimate(4.0, False)], "the next one may be alone"
+
+
 def test_what_is_compiled_beside_steps_is_told_while_there_are_steps() -> None:
     steps = Steps(large=0.01)
     steps.table.is_compiling = True
@@ -146,7 +155,7 @@ def test_what_is_compiled_beside_steps_is_told_while_there_are_steps() -> None:
 class SlowDevice(SimulatedDevice):
     """A model of 20 s a step, beside a thread that watches it."""
 
-    step_flops, first_runs = FLOPS, {LARGE: SLOW_S}
+    step_flops, first_runs, num_stages = FLOPS, {LARGE: SLOW_S}, 1
     programs = SimpleNamespace(programs=[], is_compiling=False)
 
     def __init__(self, clock: Clock, silence: Silence, pulse: Pulse):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +40,7 @@ from jaxserve.execution.programs import (
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.loading.defaults import PRESET_FACTORS
+from tests.command_line import output_of
 from tests.jaxserve.execution.engine_facts import FACTS, blob_layout, fast, result_layout
 
 
@@ -311,8 +310,6 @@ engine.start()
 engine.join()
 atexit.register(lambda: print(len(programs.wanted) - len(programs.programs), programs.is_compiling))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    count, is_compiling = done.stdout.split()
+    count, is_compiling = output_of("-c", script).split()
     assert int(count) > 0, "the rest was compiled although nobody waits for it"
     assert is_compiling == "False", "a thread that is cut off inside XLA aborts the process"

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +20,7 @@ from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.grammars.trial import BROKEN, COSTLY, DEEP, LARGE, LATE, SLOW
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from tests.jaxserve.grammars.tiny_tokenizer import FACTS, TOKENS, TinyTokenizer
+from tests.waiting import until
 
 MODULE = "jaxserve.grammars.trial_process"
 INTERSECTION = "start: A\nA: " + " & ".join(rf"/(.|\n)*[a-z]{{{n}}}(.|\n)*/" for n in range(1, 60))
@@ -138,7 +138,7 @@ def test_a_second_token_that_is_costly_is_refused(checks: GrammarChecks) -> None
 
 
 @pytest.mark.slow
-def test_the_process_is_small_and_ends_when_its_parent_has_gone(tmp_path: Path) -> None:
+def test_the_process_is_small_and_ends_when_its_parent_has_gone() -> None:
     """It has one thread, since it is forked, and neither jax nor a tokenizer's library."""
     code = f"""
 import sys, time
@@ -165,10 +165,7 @@ time.sleep(60)
     assert "llguidance" in maps and "jaxlib" not in maps and "tokenizers" not in maps
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 30
-    while os.path.exists(f"/proc/{pid}"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not os.path.exists(f"/proc/{pid}"), 30)
 
 
 def test_tokens_of_the_tiny_vocabulary() -> None:

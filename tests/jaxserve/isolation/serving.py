@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from tests.jaxserve.isolation.fake_child import next_token
+from tests.waiting import until
 
 MODULE = "tests.jaxserve.isolation.fake_child"
 CONFIG = EngineConfig(
@@ -72,11 +72,9 @@ def serving(
     client = kind(config, ClientClock(), news.set, isolation)
     client.start()
     try:
-        while not client.is_ready:
-            assert not client.is_dead, client.error
-            time.sleep(0.01)
-        while not all(one.is_ready for one in getattr(client, "_engines", ())):
-            time.sleep(0.01)
+        until(lambda: client.is_ready or client.is_dead)
+        assert not client.is_dead, client.error
+        until(lambda: all(one.is_ready for one in getattr(client, "_engines", ())))
         yield Serving(client, news)
     finally:
         client.close()

@@ -33,6 +33,7 @@ from tests.jaxserve.isolation.fake_child import (
     UNPROBED,
 )
 from tests.jaxserve.isolation.serving import CONFIG, MODULE, Serving, expected, serving
+from tests.waiting import until
 
 
 def test_requests_go_on_after_a_kill() -> None:
@@ -160,10 +161,7 @@ def test_a_step_that_hangs_is_seen() -> None:
         one.add("good", [1, 2], 20)
         one.until(lambda: bool(one.tokens))
         one.add("hangs", [HANG])
-        begin = time.monotonic()
-        while one.client.is_ready:
-            assert time.monotonic() - begin < 10
-            time.sleep(0.01)
+        until(lambda: not one.client.is_ready, 10)
         one.finish()
         assert one.tokens["good.0"] == expected("good", [1, 2], 20)
         assert isinstance(one.ends["hangs"], EngineDeadError)
@@ -306,10 +304,7 @@ def test_an_engine_that_hangs_while_it_is_loaded_again_is_replaced(tmp_path, mon
         os.kill(first, signal.SIGKILL)
         for earlier in (first, None):
             earlier = earlier or one.client.pid
-            begin = time.monotonic()
-            while one.client.pid == earlier:
-                assert time.monotonic() - begin < 20
-                time.sleep(0.01)
+            until(lambda earlier=earlier: one.client.pid != earlier, 20)
         stuck.unlink()
         one.until(lambda: one.client.is_ready)
 
@@ -348,10 +343,7 @@ def test_a_first_engine_that_hangs_while_it_is_loaded_ends_everything(
     isolation = Isolation(module=MODULE, step_timeout=None, load_timeout=1.0)
     client = ProcessClient(CONFIG, ClientClock(), lambda: None, isolation)
     client.start()
-    begin = time.monotonic()
-    while not client.is_dead:
-        assert time.monotonic() - begin < 20
-        time.sleep(0.01)
+    until(lambda: client.is_dead, 20)
     client.close()
     client.join()
     assert "while it loaded" in str(client.error)

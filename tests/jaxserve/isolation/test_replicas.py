@@ -25,6 +25,7 @@ from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.request.queueing import Queueing
 from tests.jaxserve.isolation.fake_child import KILL, SLOTS
 from tests.jaxserve.isolation.serving import CONFIG, MODULE, Serving, expected, serving
+from tests.waiting import until
 
 TWO = replace(CONFIG, data_parallel_size=2)
 
@@ -252,8 +253,7 @@ def test_an_engine_that_is_given_up_fails_its_requests_and_the_last_one_ends_all
                     one.client.outputs()
                     time.sleep(0.01)
                 os.kill(engine.pid, signal.SIGKILL)
-                while engine.is_ready:
-                    time.sleep(0.01)
+                until(lambda: not engine.is_ready)
             one.until(lambda: engine.is_dead)
 
         # those that wait for a slot behind the victim's requests have no part in its deaths
@@ -302,10 +302,7 @@ def test_a_first_engine_that_cannot_be_loaded_ends_all() -> None:
     isolation = Isolation(module="tests.jaxserve.isolation.no_such_module")
     client = ReplicaClient(TWO, ClientClock(), lambda: None, isolation)
     client.start()
-    deadline = time.monotonic() + 20
-    while not client.is_dead:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: client.is_dead, 20)
     assert "while it loaded" in str(client.error)
     with pytest.raises(EngineDeadError):
         client.check_alive()

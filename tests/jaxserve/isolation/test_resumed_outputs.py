@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from jaxserve.config.engine_config import Isolation
 from jaxserve.isolation.process_client import ProcessClient
 from jaxserve.loading.engine_build import load_engine
 from jaxserve.observability.step_clock import ClientClock
+from tests.waiting import until
 
 CONFIG = EngineConfig.from_settings(
     model=str(bundled_model_path()),
@@ -98,9 +98,8 @@ def client() -> Iterator[tuple[ProcessClient, threading.Event]]:
     news = threading.Event()
     client = ProcessClient(CONFIG, ClientClock(), news.set, Isolation())
     client.start()
-    while not client.is_ready:
-        assert not client.is_dead, client.error
-        time.sleep(0.02)
+    until(lambda: client.is_ready or client.is_dead)
+    assert not client.is_dead, client.error
     yield client, news
     client.close()
     client.join()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import psutil
 import pytest
 
 from tests.jaxserve.isolation.serving import MODULE, expected, serving
+from tests.waiting import until
 
 
 def children() -> set[int]:
@@ -18,11 +18,8 @@ def children() -> set[int]:
 
 
 def wait_for_children(count: int) -> set[int]:
-    begin = time.monotonic()
-    while len(found := children()) != count:
-        assert time.monotonic() - begin < 20, found
-        time.sleep(0.01)
-    return found
+    until(lambda: len(children()) == count, 20, children)
+    return children()
 
 
 @pytest.mark.slow

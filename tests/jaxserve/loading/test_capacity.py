@@ -27,6 +27,9 @@ from jaxserve.models.weights import abstract_model
 from jaxserve.parallel.mesh import make_mesh
 from tests.tiny_models import CASES
 
+# the numbers of all but the last are counted for other tests too, and kept
+QUICK = ("llama-125m", "llama-3-8b", "llama-3-70b", "qwen3-moe-3b")
+
 
 def config_of(name: str):
     return model_config_of(SHAPES[name])
@@ -77,7 +80,10 @@ def test_every_family_is_counted(case, model_folder):
     assert bool(numbers.head) != config.tie_word_embeddings or config.head is not None
 
 
-@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize(
+    "shape",
+    [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SHAPES if n not in QUICK)],
+)
 def test_the_quick_bound_is_one(shape):
     config = config_of(shape)
     assert weights_at_most(config) > weight_bytes(config, "float32", "").total * 0.99

@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 from collections import namedtuple
 from collections.abc import Iterator
@@ -23,9 +22,9 @@ from jaxserve import EngineConfig
 from jaxserve.errors import HubError, UnsupportedModelError, ValidationError
 from jaxserve.loading import engine_build
 from jaxserve.loading.hub import Hub, is_hub_id, locate
+from tests.command_line import run
 from tests.hub_server import COMMIT, HubServer, serve_hub
 
-ROOT = Path(__file__).parents[3]
 TOKEN = "hf_abcdefghijkl"
 SHARDS = {f"model-{i}.safetensors": bytes([i]) * 500_000 for i in (1, 2)}
 INDEX = json.dumps({"weight_map": {name: name for name in SHARDS}}).encode()
@@ -213,7 +212,7 @@ def test_what_cannot_be_served_is_refused_before_the_weights(
 
 @pytest.mark.slow
 def test_a_head_that_the_config_denies_is_found_once_the_weights_are_here(
-    server: HubServer, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: HubServer, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine is planned again, with a head of its own; a folder is judged at once."""
     tensors = load(BUNDLED["model.safetensors"])
@@ -234,15 +233,7 @@ GENERATE = ["generate", "o/bundled", "--prompt", "Add 2 and 3", "--max-tokens", 
 
 def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     hidden = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    return subprocess.run(
-        [sys.executable, "-c", "from server.cli import main; raise SystemExit(main())", *words],
-        cwd=ROOT,
-        env=hidden | {"JAX_PLATFORMS": "cpu"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run(*words, env=hidden | environment)
 
 
 @pytest.mark.slow

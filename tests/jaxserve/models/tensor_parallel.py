@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,10 +21,12 @@ from flax import nnx
 from jaxserve.models import load_model
 from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.linear import LinearForm
-from jaxserve.parallel import make_mesh
+from jaxserve.parallel import make_mesh, spread
 from tests.jaxserve.models.dense import empty_cache, run
 
-TOKENS = 24
+TOKENS = 32
+# as on GPUs, where what stands between the linear layers is apart from them
+APART = LinearForm("gpu", residual_norm="xla")
 
 
 def compare(folder: str, devices: int) -> dict[str, Any]:
@@ -46,18 +49,46 @@ def compare(folder: str, devices: int) -> dict[str, Any]:
             )
             found.append([np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(other))])
     hlo = forward.lower(*arguments).compile().as_text()
+
+    def difference(found: np.ndarray) -> float:
+        return float(np.abs(found - logits[0]).max() / np.abs(logits[0]).max())
+
     return {
-        "difference": float(np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()),
+        "difference": difference(logits[1]),
+        **(rows_divided(folder, config, tokens, difference) if devices == 2 else {}),
         "equal": {
             name: all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
             for name, found in leaves.items()
         },
-        "collectives": Counter(re.findall(r"= \S+ (all-[a-z]+|collective-[a-z]+)", hlo)),
+        "collectives": collectives(hlo),
         "shard_shapes": {
             "/".join(map(str, place)): variable[...].addressable_shards[1].data.shape
             for place, variable in nnx.to_flat_state(nnx.state(model))
             if 0 in place or len(place) == 1
         },
+    }
+
+
+def collectives(hlo: str) -> Counter[str]:
+    """How often devices exchange what, in a compiled program."""
+    return Counter(re.findall(r"= \S+ (all-[a-z]+|collective-[a-z]+|reduce-scatter)", hlo))
+
+
+def rows_divided(folder: str, config: Any, tokens: np.ndarray, difference: Any) -> dict[str, Any]:
+    """Where each device adds and norms its own rows of the residual stream, as in large steps."""
+    spread.DIVIDED_NUMBERS = 0
+    devices = jax.device_count()
+    texts = []
+    for form in (APART, replace(APART, quantization="int8")):
+        model = load_model(folder, config, mesh=make_mesh(devices), form=form)
+        forward, arguments = program(model, tokens)
+        texts.append(forward.lower(*arguments).compile().as_text())
+        if form == APART:
+            found = difference(np.asarray(forward(*arguments)))
+    return {
+        "rows divided": found,
+        "collectives of rows": collectives(texts[0]),
+        "rounded rows gathered": len(re.findall(r"= s8\S+ all-gather", texts[1])),
     }
 
 

@@ -18,17 +18,17 @@ from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.errors import KernelError
 
-TOKENS, HIDDEN = 37, 32
+TOKENS = 37
 FORMS = {
     "xla": LinearForm(),
     "native": LinearForm("native"),
     "triton": LinearForm(experts="triton", route=("triton", "xla"), interpret=True),
+    "mosaic_tpu": LinearForm(experts="mosaic_tpu", route=("mosaic_tpu", "xla"), interpret=True),
 }
+SIZES = {"mosaic_tpu": (128, 128)}  # hidden and inner, whole lanes; others: (32, 24)
 SETTINGS = {
     "architectures": ["MixtralForCausalLM"],
     "vocab_size": 64,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 24,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -38,7 +38,8 @@ SETTINGS = {
 
 
 def make(backend: str, **changes: object) -> SparseMLP:
-    config = model_config_of(SETTINGS)
+    hidden, inner = SIZES.get(backend, (32, 24))
+    config = model_config_of(SETTINGS | {"hidden_size": hidden, "intermediate_size": inner})
     assert isinstance(config, MoeConfig)
     mlp = SparseMLP(replace(config, **changes), "float32", FORMS[backend])
     graph, state = nnx.split(mlp)
@@ -63,8 +64,8 @@ def dense(mlp: SparseMLP, x: jax.Array) -> np.ndarray:
     return np.einsum("xte,xt->te", outs, of_token)
 
 
-def inputs() -> tuple[jax.Array, TokenRows]:
-    return jax.random.normal(jax.random.key(1), (TOKENS, HIDDEN)), TokenRows(
+def inputs(mlp: SparseMLP) -> tuple[jax.Array, TokenRows]:
+    return jax.random.normal(jax.random.key(1), (TOKENS, mlp.config.hidden_size)), TokenRows(
         jnp.zeros((1, TOKENS), jnp.int32)
     )
 
@@ -75,7 +76,8 @@ def inputs() -> tuple[jax.Array, TokenRows]:
 def test_equals_every_expert_on_every_token(backend: str, changes: dict[str, object]) -> None:
     if backend == "native" and not native.availability().available:
         pytest.skip(f"native kernels: {native.availability().reason}")
-    mlp, (x, rows) = make(backend, **changes), inputs()
+    mlp = make(backend, **changes)
+    x, rows = inputs(mlp)
     want = dense(mlp, x)
     np.testing.assert_allclose(mlp(x, rows, 0), want, atol=3e-6 * np.abs(want).max())
     np.testing.assert_allclose(mlp.product(x, rows, 0)[0], mlp(x, rows, 0))
@@ -88,7 +90,8 @@ def test_equals_every_expert_on_every_token(backend: str, changes: dict[str, obj
 def test_experts_that_the_kernel_does_not_cover_run_on_plain_xla(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mlp, (x, rows) = make("triton"), inputs()
+    mlp = make("triton")
+    x, rows = inputs(mlp)
 
     def num_kernels() -> int:
         return str(jax.make_jaxpr(lambda x: mlp(x, rows, 0))(x)).count("pallas_call[")
@@ -107,7 +110,8 @@ def test_experts_that_the_kernel_does_not_cover_run_on_plain_xla(
 
 @pytest.mark.slow
 def test_no_token_is_dropped_when_all_go_to_the_same_experts() -> None:
-    mlp, (x, rows) = make("xla"), inputs()
+    mlp = make("xla")
+    x, rows = inputs(mlp)
     x = jnp.abs(x)
     router = mlp.router.weight[...]
     bias = jnp.zeros_like(router).at[jnp.array([1, 4, 5])].set(9.0)
@@ -121,7 +125,8 @@ def test_no_token_is_dropped_when_all_go_to_the_same_experts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["xla", "triton"])
 def test_rows_without_a_token_go_to_no_expert(backend: str) -> None:
-    mlp, (x, rows) = make(backend), inputs()
+    mlp = make(backend)
+    x, rows = inputs(mlp)
     live = jnp.array([[0, 5], [20, 22]], jnp.int32)
     found = np.asarray(jax.jit(lambda x, live: mlp(x, rows._replace(live=live), 0))(x, live))
     used = np.r_[0:5, 20:22]

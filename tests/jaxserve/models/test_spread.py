@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from benchmarks.model_shapes import SHAPES
 from checkpoints import CheckpointError
 from checkpoints.quantized import Encoding
+from checkpoints.safetensors_reader import SafetensorsReader
 from jaxserve.errors import ValidationError
 from jaxserve.models import quantize, store
 from jaxserve.models.config_reader import model_config_of, read_model_config
@@ -177,28 +178,62 @@ def test_a_block_on_two_devices_is_refused() -> None:
     assert native.divided(32, 2) == native
 
 
+ALL = slice(None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("native", [False, True])
-def test_rows_of_other_processes_are_not_read(
+def test_parts_of_other_processes_are_not_read(
     native: bool, model_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = model_folder("llama_gqa", num_key_value_heads=4, num_attention_heads=8)
-    config, mesh = read_model_config(folder), make_mesh()
-    form = LinearForm("native" if native else "xla", "int4")
-    seen: list[int] = []
+    """Rows of a projection, inputs of one, and both of experts, of float32 files."""
+    sizes = {"num_hidden_layers": 1, "vocab_size": 64, "num_key_value_heads": 4}
+    dense = model_folder("llama_gqa", intermediate_size=4096, **sizes)
+    more = {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 4096,
+        "mlp_only_layers": [],
+    }
+    sparse = model_folder("qwen3_moe", **more, **sizes)
+    counted = SafetensorsReader._read_at
+    count = [0]
 
-    def rows_of(wide: Any, stored: Any) -> Any:
-        seen.append(len(wide))
-        return rounded(wide, stored)
+    def read_at(self: Any, handle: Any, offset: int, place: memoryview) -> int:
+        count[0] += len(place)
+        return counted(self, handle, offset, place)
 
-    rounded = quantize.quantized_rows
-    monkeypatch.setattr(quantize, "quantized_rows", rows_of)
-    with opened_model(folder, config, mesh=mesh, dtype="float32", form=form) as (model, make):
-        (place, variable), *_ = (
-            item for item in nnx.to_flat_state(nnx.split(model)[1]) if "qkv" in item[0]
-        )
-        whole = make(place, variable).stored_arrays()
-        monkeypatch.setattr(quantize, "_own_rows", lambda wanted: (2, 4))
-        own = make(place, variable).stored_arrays()
-    assert (own[0][2:] == whole[0][2:]).all() and (own[1][2:] == whole[1][2:]).all()
-    assert seen == [seen[0], seen[0] // 2]
+    monkeypatch.setattr(SafetensorsReader, "_read_at", read_at)
+    own_part, form = quantize._own_part, LinearForm("native" if native else "xla", "int4")
+    for folder, name, part in (
+        (dense, "qkv", (slice(2, 4),)),
+        (dense, "down", (ALL, slice(2048, 4096))),
+        (sparse, "gate_up", (ALL, slice(4096, 8192), ALL)),
+        (sparse, "down", (ALL, ALL, slice(2048, 4096))),
+    ):
+        config = read_model_config(folder)
+        mesh = make_mesh()
+        with opened_model(folder, config, mesh=mesh, dtype="float32", form=form) as (model, make):
+            (item,) = (
+                item
+                for item in nnx.to_flat_state(nnx.split(model)[1])
+                if name in item[0] and isinstance(item[1].get_value(), QuantArray)
+            )
+            count[0] = 0
+            whole, every = make(*item).stored_arrays(), count[0]
+
+            def own(wanted: QuantArray, part: tuple[slice, ...] = part) -> list[slice]:
+                slices = zip((*part, *(ALL,) * 3), wanted.shape, strict=False)
+                return [slice(*one.indices(size)[:2]) for one, size in slices]
+
+            count[0] = 0
+            with monkeypatch.context() as patch:
+                patch.setattr(quantize, "_own_part", own)
+                found = make(*item).stored_arrays()
+            assert own_part(item[1].get_value()) == [slice(0, n) for n in item[1].get_value().shape]
+        assert count[0] * 2 == every, name
+        # a scale of each 128 inputs
+        groups = tuple(slice(p.start // 128, p.stop // 128) if p != ALL else p for p in part[-1:])
+        of_scales = (*part[:-1], *groups) if "down" in name else part
+        assert (found[0][part] == whole[0][part]).all(), name
+        assert (found[1][of_scales] == whole[1][of_scales]).all(), name

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.fake_devices import said
+
 # kernels multiply what is stored exactly; XLA rounds 4-bit weights to the type of x first
 BOUND, ROUNDED = 1e-6, 8e-3
 
@@ -22,18 +19,8 @@ BOUND, ROUNDED = 1e-6, 8e-3
 def test_against_float64(backend: str, interpreter: str) -> None:
     """The interpreter of Mosaic GPU kernels has one shared memory for all devices that run at once,
     so theirs are only compiled for several (`prove_step`)."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    words = [sys.executable, "-m", "tests.jaxserve.models.spread_products", backend, interpreter]
-    done = subprocess.run(
-        words,
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    lines = said(8, "-m", "tests.jaxserve.models.spread_products", backend, interpreter)
+    found: dict[str, float] = json.loads(lines[-1])
     assert len(found) == 7 * 2 * 3
     for name, error in found.items():
         kind, used = name.split(", ")[0], name.split(", ")[-1]

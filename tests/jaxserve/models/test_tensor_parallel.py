@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fake_devices import said
 from tests.tiny_models import make_case
-
-ROOT = Path(__file__).parents[3]
 
 
 def compare(folder: Path, devices: int = 2) -> dict[str, Any]:
-    count = f"--xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.jaxserve.models.tensor_parallel", str(folder), str(devices)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    words = ["-m", "tests.jaxserve.models.tensor_parallel", str(folder), str(devices)]
+    return json.loads(said(devices, *words, timeout=300)[-1])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +36,15 @@ def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab
     assert shapes["blocks/0/mlp/down/weight"] == [64, 48]
     # No weight and no activation is gathered: partial sums are added, two a layer of three and of
     # the embeddings where devices divide these; nothing else travels.
-    assert result["collectives"] == {"all-reduce": 6 + (vocab_rows == 100)}
+    of_embeddings = {"all-reduce": 1} if vocab_rows == 100 else {}
+    assert result["collectives"] == {"all-reduce": 6 + len(of_embeddings)}
+    # Where rows are divided as many bytes travel, and fewer where the norms are rounded: those of
+    # the five that a projection reads.
+    assert result["rows divided"] <= 5e-6
+    of_rows = result["collectives of rows"]
+    assert 6 <= of_rows.pop("all-gather") <= 8, "XLA may divide the embeddings as well"
+    assert of_rows == {"reduce-scatter": 6, **of_embeddings}
+    assert result["rounded rows gathered"] == 5
 
 
 @pytest.mark.slow

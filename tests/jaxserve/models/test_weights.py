@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,10 +22,10 @@ from jaxserve.models import Model, load_model
 from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.registry import FAMILIES
 from jaxserve.parallel import make_mesh
+from tests.command_line import output_of
 from tests.jaxserve.models.dense import empty_cache, run
 from tests.tiny_models import make_case
 
-ROOT = Path(__file__).parents[3]
 FILE = "model.safetensors"
 
 
@@ -296,19 +294,6 @@ def test_module_is_a_small_static_graph(folder: Path) -> None:
     assert len(jax.tree.leaves(nnx.state(load(folder)))) == 3 + 3 * 10
 
 
-def run_python(code: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_loading_imports_neither_torch_nor_the_server(folder: Path) -> None:
     code = """
@@ -321,7 +306,7 @@ config = read_model_config(sys.argv[1])
 load_model(sys.argv[1], config, mesh=make_mesh(1))
 print([name for name in ("torch", "transformers", "server", "starlette") if name in sys.modules])
 """
-    assert run_python(code, str(folder)).strip() == "[]"
+    assert output_of("-c", code, str(folder)).strip() == "[]"
 
 
 MEASURE = """
@@ -357,7 +342,7 @@ def test_peak_host_memory(large: Path, load_format: str, quantization: str | Non
     sizes = [file.stat().st_size for file in large.glob("*.safetensors")]
     assert len(sizes) > 8
     settings = {"load_format": load_format, "quantization": quantization}
-    found = json.loads(run_python(MEASURE, str(large), json.dumps(settings)))
+    found = json.loads(output_of("-c", MEASURE, str(large), json.dumps(settings)))
     # CPU devices keep their arrays in host memory, so the parameters count once.
     least = 0.25 if quantization == "int4" else 0.5
     assert least * sum(sizes) < found["weights"] <= 1.01 * sum(sizes)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxserve.boundary.messages import AddGroup, FirstStep
+from jaxserve.boundary.messages import Action, AddGroup, Control, FirstStep
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.engine.loop import Engine
@@ -74,8 +74,11 @@ def clock(monkeypatch) -> Clock:
 class Run:
     """An engine, and what it has said of first steps."""
 
-    def __init__(self, clock: Clock, slots: int, *, overlap: bool, pages: int = 20):
-        scheduler = Scheduler(SchedulerLimits(slots, 16, 16, 4, 64), PageManager(pages, 16))
+    def __init__(
+        self, clock: Clock, slots: int, *, overlap: bool, pages: int = 20, num_groups: int = 1
+    ):
+        limits = SchedulerLimits(slots, 16, 16, 4, 64, num_groups=num_groups)
+        scheduler = Scheduler(limits, PageManager(pages, 16))
         self.device = SimulatedDevice(clock)
         self.engine = Engine(scheduler, self.device, overlap=overlap)
         self.first_steps: dict[str, FirstStep] = {}
@@ -104,6 +107,30 @@ def test_while_others_decode_the_step_in_flight_is_waited_for_and_no_overhead(cl
     clock.now += 0.5
     run.step()
     assert run.first_steps["late"] == FirstStep(arrived + STEP_S + 0.5, 0.5, 0)
+
+
+def test_so_it_is_where_stages_have_all_steps_that_may_be_in_flight(clock):
+    run = Run(clock, 3, overlap=True, num_groups=2)
+    run.add("first", clock())
+    run.add("second", clock())
+    for _ in range(5):
+        run.step()
+    arrived = clock()
+    run.add("late", arrived)
+    clock.now += 0.5
+    while "late" not in run.first_steps:
+        run.step()  # it is planned once a step has ended, and told of with the next one
+    assert run.first_steps["late"] == FirstStep(arrived + STEP_S, 0.5, 0)
+
+
+def test_a_pause_is_no_overhead(clock):
+    run = Run(clock, 2, overlap=True)
+    run.engine.handle(Control(Action.PAUSE))
+    run.add("late", clock())
+    run.step()
+    run.engine.handle(Control(Action.RESUME))
+    run.step()
+    assert run.first_steps["late"].queue_overhead is None
 
 
 def test_what_the_host_does_is_overhead(clock):

@@ -260,7 +260,7 @@ OWN_NAMES = [
 @pytest.mark.parametrize(
     "name", [*OWN_NAMES, "bos_token", "eos_token", "tokenize", "raise_exception"]
 )
-def test_what_templates_are_given_is_no_variable_of_a_caller(byte_level, name):
+def test_what_templates_are_given_is_no_variable_of_a_caller(name):
     with pytest.raises(ValidationError, match=name) as error:
         check_template_variables({"mood": 1, name: 1})
     assert error.value.field == "chat_template_kwargs"

@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels import quantize_fp8, quantize_int4, quantize_int8
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_linear import grouped_linear, refusal, takes_blocks
+from pallas_kernels.grouped_linear import grouped_linear, refusal
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, dequantize
 
 ROWS, GROUPS = 70, 6
@@ -101,7 +101,7 @@ def test_other_shapes_are_refused_by_name(
     shape: tuple[int, ...], dtype: str, covered: bool
 ) -> None:
     found = refusal(jnp.zeros(shape, dtype), "mosaic_tpu")
-    assert (found is None) == covered and not takes_blocks("mosaic_tpu")
+    assert (found is None) == covered
     assert covered or (isinstance(found, KernelError) and found.field.startswith("weight."))
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_linear.blocks import block_size, most_blocks
+from pallas_kernels.grouped_linear import block_sizes
+from pallas_kernels.grouped_linear.blocks import GPU_SIZES, Sizes, block_size, most_blocks
 from pallas_kernels.route import route
 from tests.pallas_kernels.strategies import SEEDS, examples
 
@@ -24,10 +25,14 @@ SLOW_SHAPES = [(1, 8, 2), (37, 40, 8), (64, 128, 8), (64, 8, 2)]
 SLOW = [pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW_SHAPES]
 
 
+def sizes_of(backend: str) -> Sizes:
+    return block_sizes(backend) or GPU_SIZES
+
+
 @functools.cache
 def compiled(backend: str, choices: int, normalized: bool) -> Any:
-    interpret = True if backend == "triton" else None
-    options = {"choices": choices, "normalized": normalized}
+    interpret = None if backend == "xla" else True
+    options = {"choices": choices, "normalized": normalized, "sizes": sizes_of(backend)}
     return jax.jit(functools.partial(route, backend=backend, interpret=interpret, **options))
 
 
@@ -50,7 +55,7 @@ def check(backend: str, scores: np.ndarray, live: np.ndarray, choices: int) -> N
         weights, rows, of_block, counts = routed(backend, scores, live, choices, normalized)
         each = wanted / wanted.sum(1, keepdims=True) if normalized else wanted
         np.testing.assert_allclose(weights[live], each[live], rtol=0, atol=2e-6)
-        size = block_size(tokens * choices, groups)
+        size = block_size(tokens * choices, groups, sizes_of(backend))
         assert len(counts) == most_blocks(tokens * choices, groups, size)
         assert rows.shape[1] == size and (counts >= 0).all() and (counts <= size).all()
         found: dict[int, int] = {}
@@ -88,21 +93,33 @@ def test_no_token_lives(backend: str) -> None:
     assert not counts.any()
 
 
-def test_one_token_without_numbers_spoils_no_other() -> None:
+@pytest.mark.parametrize("backend", ["triton", "mosaic_tpu"])
+def test_one_token_without_numbers_spoils_no_other(backend: str) -> None:
     scores = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
     scores[2] = np.nan
-    _, rows, of_block, counts = routed("triton", scores, np.ones(6, bool), 2)
+    _, rows, of_block, counts = routed(backend, scores, np.ones(6, bool), 2)
     best = np.argsort(-scores, axis=1, kind="stable")[:, :2]
     held = {int(i): int(g) for r, g, c in zip(rows, of_block, counts) for i in r[:c]}
+    held = {i: group for i, group in held.items() if i // 2 != 2}  # it may be in any block or none
     assert held == {i: int(best[i // 2, i % 2]) for i in range(12) if i // 2 != 2}
 
 
-def test_a_large_batch_takes_the_backend_that_covers_it() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_as_many_tokens_as_a_tpus_kernel_takes(tied: bool) -> None:
+    """Tied: each chooses the same experts."""
+    scores = np.random.default_rng(0).normal(size=(256, 256))
+    scores = np.zeros_like(scores) if tied else scores.astype(np.float32).astype(np.float64)
+    check("mosaic_tpu", scores, np.ones(256, bool), 8)
+
+
+@pytest.mark.parametrize(("backend", "most"), [("triton", 64), ("mosaic_tpu", 256)])
+def test_a_large_batch_takes_the_backend_that_covers_it(backend: str, most: int) -> None:
     scores, live = jnp.zeros((512, 128)), jnp.ones(512, bool)
     options: dict[str, Any] = {"choices": 8, "normalized": True}
-    with pytest.raises(KernelError, match="at most 64 tokens"):
-        route(scores, live, backend="triton", **options)
-    text = jax.jit(lambda s: route(s, live, backend=("triton", "xla"), **options)).lower(scores)
+    with pytest.raises(KernelError, match=f"at most {most} tokens"):
+        route(scores, live, backend=backend, **options)
+    text = jax.jit(lambda s: route(s, live, backend=(backend, "xla"), **options)).lower(scores)
     assert "sort" in text.as_text()
 
 

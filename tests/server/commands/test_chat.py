@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 
 from jaxserve.errors import ValidationError
 from server.app import create_app
@@ -16,6 +13,7 @@ from server.cli import main
 from server.commands.chat import Message, converse
 from server.keys import ApiKey
 from tests.server.fake_engine import FakeEngine
+from tests.server.test_connection import serving
 
 
 @pytest.fixture
@@ -84,15 +82,8 @@ def test_a_refused_turn_is_taken_back(type_lines: Any, capsys: pytest.CaptureFix
 def server() -> Iterator[tuple[FakeEngine, str]]:
     engine = FakeEngine("héllo 😀", served_model_name=("fake",))
     app = create_app(engine, api_keys=[ApiKey("key", "a")])
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield engine, f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
+    with serving(app) as port:
+        yield engine, f"http://127.0.0.1:{port}"
 
 
 def test_chat_with_a_server(

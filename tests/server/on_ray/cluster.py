@@ -26,6 +26,7 @@ import yaml
 from ray import serve
 
 from checkpoints import bundled_model_path
+from jaxserve.errors import ValidationError
 from jaxserve.ray import build_openai_app
 from tests.server.server_process import ROOT
 
@@ -73,19 +74,20 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 
 
 def ask(url: str, number: int, answers: dict[int, Any]) -> None:
-    """One request: its text, or what it ended with."""
+    """One request: its text, or what it ended with, such as a status and a body."""
     body = {"model": "tiny", "prompt": f"{number % 8} + 3 =", "max_tokens": MOST_TOKENS}
     body |= {"temperature": 0, "ignore_eos": True, "stream": number % 2 == 1}
     try:
         if not body["stream"]:
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+            told = [answer.status_code, answer.text]
             good = answer.status_code == 200
-            answers[number] = answer.json()["choices"][0]["text"] if good else answer.status_code
+            answers[number] = answer.json()["choices"][0]["text"] if good else told
             return
         text, ended = "", False
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
             if answer.status_code != 200:
-                answers[number] = answer.status_code
+                answers[number] = [answer.status_code, answer.read().decode()]
                 return
             for line in answer.iter_lines():
                 if line == "data: [DONE]":
@@ -131,12 +133,23 @@ def found_share(url: str, name: str) -> float:
     return found / asked
 
 
+def refused() -> str:
+    """What is said of more replicas than this cluster has room for."""
+    try:
+        full = {"llm_configs": [config(num_replicas=9)], "require_room": True}
+        serve.run(build_openai_app(full))
+    except ValidationError as error:
+        return str(error)
+    return "deployed"
+
+
 def faults(port: int, folder: Path) -> dict[str, Any]:
-    """Two replicas: routing, an engine killed, a worker killed, all workers killed."""
+    """No room; two replicas: routing, an engine killed, a worker killed, all workers killed."""
     serve.start(http_options={"host": "127.0.0.1", "port": port})
+    no_room = refused(), list(serve.status().applications)
     began, url = time.monotonic(), f"http://127.0.0.1:{port}"
     serve.run(build_openai_app({"llm_configs": [config(num_replicas=2)]}))
-    seen: dict[str, Any] = {"ready_s": time.monotonic() - began}
+    seen: dict[str, Any] = {"ready_s": time.monotonic() - began, "no room": no_room}
     seen["models"] = [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]]
     seen["replicas"], seen["engines"] = len(processes(REPLICA)), len(processes(ENGINE))
     seen["plain"] = load(url, 16)
@@ -262,9 +275,11 @@ def batch(port: int, folder: Path) -> dict[str, Any]:
     (folder / "checkpoints").symlink_to(ROOT / "checkpoints")
     os.chdir(folder)
     names: dict[str, Any] = {"small": config()["engine_kwargs"]}
-    exec(program, names)
-    is_over.set()
-    watching.join()
+    try:
+        exec(program, names)
+    finally:
+        is_over.set()
+        watching.join()
     told = names["done"]
     found = [json.loads(line) for line in target.read_text().splitlines()]
     return {
@@ -284,11 +299,12 @@ def main(name: str, port: int, folder: Path) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     cluster = ray.init(num_cpus=4, include_dashboard=name == "scaling", log_to_driver=False)
     os.environ["RAY_DASHBOARD_ADDRESS"] = f"http://{cluster.dashboard_url}"  # of `serve deploy`
-    seen = {"faults": faults, "scaling": scaling, "bundles": bundles, "batch": batch}[name](
-        port, folder
-    )
-    serve.shutdown()
-    ray.shutdown()
+    phases = {"faults": faults, "scaling": scaling, "bundles": bundles, "batch": batch}
+    try:
+        seen = phases[name](port, folder)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
     print(json.dumps(seen))
 
 

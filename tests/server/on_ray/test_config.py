@@ -156,6 +156,7 @@ def test_options_of_the_deployment_win() -> None:
         ({}, "args.llm_configs=None"),
         ({"llm_configs": [config()], "model": "x"}, "args.model='x'"),
         ({"llm_configs": [config()], "ingress_deployment_config": 1}, "ingress_deployment_config"),
+        ({"llm_configs": [config()], "require_room": 1}, "args.require_room=1"),
         ({"llm_configs": [{"model": "x"}]}, r"llm_configs\[0\].model"),
     ],
 )

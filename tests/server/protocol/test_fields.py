@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def names(kind: str) -> list[str]:
 @functools.cache
 def client(labels: bool) -> TestClient:
     return TestClient(create_app(CLASSIFIER if labels else ENGINE), raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running() -> Iterator[None]:
+    """Both applications run: a client that is not entered starts an event loop a request."""
+    with client(False), client(True):
+        yield
 
 
 def post(kind: str, **fields: Any) -> Any:

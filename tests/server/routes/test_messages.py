@@ -183,7 +183,7 @@ def test_an_answer_that_has_begun_goes_on(client: TestClient, engine: FakeEngine
     assert prompt(engine) == "[user]hi[assistant]He"
 
 
-def test_tokens_are_counted(client: TestClient, engine: FakeEngine) -> None:
+def test_tokens_are_counted(client: TestClient) -> None:
     body = {"messages": [USER], "system": "S", "tools": [TOOL]}
     counted = client.post(COUNT, json=body).json()
     told = ask(client, **body)

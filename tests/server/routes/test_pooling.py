@@ -195,7 +195,7 @@ def test_bytes_are_of_a_type_and_an_order(client: TestClient, dtype: str, endian
         np.testing.assert_array_equal(numbers.view(TYPES[dtype]), wanted)
 
 
-def test_pooling_tells_what_the_model_makes(client: TestClient, engine: FakeEngine) -> None:
+def test_pooling_tells_what_the_model_makes(client: TestClient) -> None:
     answer = client.post("/pooling", json={"input": [5], "task": "embed"}).json()
     assert answer["object"] == "list" and answer["id"].startswith("pool-")
     assert answer["data"] == [{"index": 0, "object": "pooling", "data": [5.0, 0.1]}]

@@ -19,6 +19,7 @@ from tests.server.named_events import named_events
 from tests.server.routes.responses import PARSERS, ROUTE, ask, prompt
 from tests.server.test_errors import assert_error
 from tests.server.unconstrained import UnconstrainedEngine
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -197,9 +198,7 @@ def test_in_the_background(client: TestClient, engine: FakeEngine) -> None:
 def test_it_is_cancelled(client: TestClient, engine: FakeEngine) -> None:
     engine.delay = 10
     names = [ask(client, background=True)["id"] for _ in range(2)]
-    wait = time.monotonic() + 10
-    while len(engine.started) < 2 and time.monotonic() < wait:
-        time.sleep(0.01)
+    until(lambda: len(engine.started) == 2, 10)
     assert client.post(f"{ROUTE}/{names[0]}/cancel").json()["status"] == "cancelled"
     assert client.get(f"{ROUTE}/{names[0]}").json()["status"] == "cancelled"
     assert client.delete(f"{ROUTE}/{names[1]}").status_code == 200

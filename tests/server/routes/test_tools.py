@@ -96,7 +96,7 @@ def test_thoughts_are_a_field_of_their_own(client: TestClient, engine: FakeEngin
     assert "".join(d.get("content") or "" for d in deltas) == "Yes"
 
 
-def test_a_constrained_answer_has_no_thoughts(engine: FakeEngine) -> None:
+def test_a_constrained_answer_has_no_thoughts() -> None:
     asked = asked_tools([TOOL], "required", None)
     parsers = Parsers("hermes", True, "deepseek_r1")
     for thinks, content in [(True, None), (False, "{}")]:

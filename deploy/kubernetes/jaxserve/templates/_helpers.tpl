@@ -21,6 +21,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and (eq .Values.workload "LeaderWorkerSet") (gt (int .Values.leaderWorkerSet.size) 1) }}true{{ end -}}
 {{- end -}}
 
+{{- /* Of an update: a new pod or group serves before an old one goes, unless there is no room for one more. */ -}}
+{{- define "jaxserve.update" -}}
+{maxSurge: {{ int .Values.maxSurge }}, maxUnavailable: {{ if gt (int .Values.maxSurge) 0 }}0{{ else }}1{{ end }}}
+{{- end -}}
+
 {{- define "jaxserve.labels" -}}
 {{ include "jaxserve.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}

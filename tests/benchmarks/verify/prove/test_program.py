@@ -146,7 +146,10 @@ ENTRY %main (w: bf16[64,64], x: f32[8]) -> f32[8] {{
   ROOT %z = f32[8]{{0}} fusion(%x, %y), kind=kLoop, calls=%g
 }}
 """
-    assert counts(entry, layers=0).moved == 4 * 8
+    found = counts(entry, layers=0)
+    assert found.moved == 4 * 8
+    # what is fetched meanwhile is no kernel
+    assert (found.kernels, found.fetches) == ({"fusion": 2}, 1)
 
 
 def test_graphs_and_what_is_outside_of_them():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from jaxserve.async_engine import AsyncEngine
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import ValidationError
 from jaxserve.scheduling.policies import FirstComeFirstServed, make_policy
+from tests.command_line import run
 from tests.jaxserve.scheduling.test_scheduler import make_request, names, simple, start, step
 
 ROOT = Path(__file__).parents[4]
@@ -89,13 +89,7 @@ def test_what_is_no_policy_is_one_error(name: Any, said: str, module: ModuleType
 def test_a_start_with_another_class_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
     words = ["serve", "--scheduling-policy", "broken:Policy", "--port", "0"]
-    done = subprocess.run(
-        [sys.executable, "-c", "from server.cli import main; raise SystemExit(main())", *words],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run(*words, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "scheduling_policy='broken:Policy'" in done.stderr and "division by" in done.stderr
 
