@@ -488,6 +488,9 @@ class InputProcessor:
             self._check_length(prompt, len(tokens))
             check_token_ids(tokens, self._model.vocab_size, "prompt")
             return prompt, tokens, _NO_LIST
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            allowed = f"text, a list of token ids, or a dictionary with {' or '.join(PROMPT_KEYS)}"
+            raise ValidationError("prompt", prompt, allowed)
         return None, self._check_tokens(prompt), _NO_LIST
 
     def _with_images(self, prompt: Mapping[str, Any]) -> Tokenised:

@@ -49,8 +49,8 @@ def test_the_tokenizers_end_token_ends_a_text_too() -> None:
         ({"prompt_token_ids": None}, "prompt"),
         ({"prompt_token_ids": []}, "prompt"),
         ({}, "prompt"),
-        (None, "prompt_token_ids"),
-        (b"abc", "prompt_token_ids"),
+        (None, "prompt"),
+        (b"abc", "prompt"),
     ],
 )
 def test_what_is_no_prompt_is_named(prompt: Any, named: str) -> None:
