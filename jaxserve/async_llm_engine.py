@@ -20,7 +20,8 @@ from typing import Any
 
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.messages import Action
-from jaxserve.client.input_processor import Params, Prompt
+from jaxserve.client.input_processor import Params
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.client.sleep import (
     ABORT,
     KEEP,

@@ -17,10 +17,11 @@ from jaxserve.client.blocking_requests import Bar
 from jaxserve.client.call_arguments import list_of_prompts, one_a_prompt
 from jaxserve.client.chat_prompts import Message, chat_prompts
 from jaxserve.client.engine_calls import EngineCalls, OpenedEngine
-from jaxserve.client.input_processor import PreparedRequest, Prompt
+from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.client.instruments import Instruments
 from jaxserve.client.likelihood import SCORING, Loglikelihood, parted, scores_of
 from jaxserve.client.pair_prompts import PairText, scoring_params
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.client.similarity import check_scores, pair_up, score
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.profiler_config import ProfilerConfig

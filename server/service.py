@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
-from jaxserve.client.input_processor import check_cache_salt, check_text_fits
+from jaxserve.client.input_processor import check_cache_salt
+from jaxserve.client.prompt_reader import check_text_fits
 from jaxserve.errors import EngineDeadError, PausedError, QueueFullError, ValidationError
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxserve.boundary.messages import Action, EngineStats
 from jaxserve.client.blocking_requests import BlockingRequests
 from jaxserve.client.engine_client import LocalClient
-from jaxserve.client.input_processor import Prompt
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.client.sleep import ABORT, KEEP, MODES, Sleep, check_mode, memory_tags
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_config import EngineConfig
