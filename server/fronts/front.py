@@ -117,8 +117,9 @@ class Front:
             exit_now(0)
 
     def _begin(self) -> None:
-        """The socket is listened on."""
+        """The loop runs. One that takes another one's place knows its engines before it answers."""
         asyncio.get_running_loop().add_reader(self._stream.fileno(), self._read)
+        self._read()
         self._tasks.append(asyncio.ensure_future(self._tell_clock()))
 
     def _read(self) -> None:
@@ -236,7 +237,7 @@ class _Server(uvicorn.Server):
     Args:
         settings: of uvicorn.
         num_workers: threads beside the event loop; None: Python's number.
-        on_begin: called once it listens.
+        on_begin: called before it accepts connections.
     """
 
     def __init__(
@@ -249,8 +250,8 @@ class _Server(uvicorn.Server):
         if self._num_workers is not None:
             workers = ThreadPoolExecutor(self._num_workers, "jaxserve-worker")
             asyncio.get_running_loop().set_default_executor(workers)
-        await super().startup(sockets)
         self._on_begin()
+        await super().startup(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
