@@ -17,6 +17,7 @@ from tests.waiting import until
 
 TEXT, PICTURES = "text", "pictures"
 ENGINE = "jaxserve.isolation.child"
+CONTEXT, MOST_TOKENS = 1024, 1000  # so many that no stream ends before its engine is killed
 FILE = f"""
 models:
   - {{model: {bundled_model_path()}, served_model_name: {TEXT}}}
@@ -41,7 +42,7 @@ def test_each_front_answers_for_each_model_and_one_models_engine_may_die(tmp_pat
     keys.write_text(KEYS)
     models.write_text(FILE)
     flags = ("--config", str(models), "--api-server-count", "2", "--api-keys-file", str(keys))
-    with serving(*flags, *SMALL, "--max-model-len", "256") as server:
+    with serving(*flags, *SMALL, "--max-model-len", str(CONTEXT)) as server:
         one, two = fronts(server)
         with without(two):
             expected = answers(server)
@@ -70,10 +71,10 @@ def test_each_front_answers_for_each_model_and_one_models_engine_may_die(tmp_pat
         # one model's engine dies: requests of the other one go on, and its own are taken up
         _, engine = children(server, ENGINE)
         with without(two):
-            kept = Stream(server, TEXT)
-            dying = Stream(server, PICTURES)
+            kept = Stream(server, model=TEXT)
+            dying = Stream(server, model=PICTURES)
         with without(one):
-            other = Stream(server, PICTURES)
+            other = Stream(server, model=PICTURES)
         os.kill(engine, signal.SIGKILL)
         until(lambda: total(server, "engine_restarts_total", model_name=PICTURES) == 1)
         with without(two):
@@ -89,9 +90,9 @@ def test_each_front_answers_for_each_model_and_one_models_engine_may_die(tmp_pat
 
         # the front that is lost leaves the requests of the other one alone, of both models
         with without(two):
-            lost = [Stream(server, TEXT), Stream(server, PICTURES)]
+            lost = [Stream(server, model=TEXT), Stream(server, model=PICTURES)]
         with without(one):
-            going_on = Stream(server, PICTURES)
+            going_on = Stream(server, model=PICTURES)
         os.kill(one, signal.SIGKILL)
         for stream in lost:
             stream.thread.join()
@@ -105,10 +106,10 @@ def test_each_front_answers_for_each_model_and_one_models_engine_may_die(tmp_pat
             assert answers(server) == expected, "another front has taken its place"
 
         # one model is given up: its streams get the error event, the other one is served
-        with without(two):
-            given_up = Stream(server, PICTURES)
         with without(new):
-            kept = Stream(server, TEXT)
+            kept = Stream(server, model=TEXT)
+        with without(two):
+            given_up = Stream(server, model=PICTURES, max_tokens=MOST_TOKENS)
         killed: set[int] = set()
         for _ in range(MOST_DEATHS):
             (engine,) = until(lambda: {*children(server, ENGINE)[1:]} - killed)
@@ -127,7 +128,7 @@ def test_each_front_answers_for_each_model_and_one_models_engine_may_die(tmp_pat
         assert fronts(server) == sorted((two, new)), "no front ends for it"
 
         with without(two):
-            last = Stream(server, TEXT)
+            last = Stream(server, model=TEXT)
         server.process.send_signal(signal.SIGTERM)
         last.thread.join()
         assert last.text == kept.text, "it may finish"

@@ -62,12 +62,12 @@ class Stream:
 
     Args:
         server: answers.
-        model: that is asked; None: the default one.
+        more: fields of the request.
     """
 
-    def __init__(self, server: Server, model: str | None = None):
+    def __init__(self, server: Server, **more: Any):
         self.text, self.error = "", ""
-        self._body = BODY | {"stream": True} | ({"model": model} if model else {})
+        self._body = BODY | {"stream": True} | more
         self.begun = threading.Event()
         self.thread = threading.Thread(target=self._read, args=(server,))
         self.thread.start()
