@@ -232,12 +232,10 @@ class _Server(uvicorn.Server):
                 "some requests had not finished after %g s: they end with an error",
                 self._shutdown_timeout,
             )
-        if self._hub is None:
-            self.should_exit = True
-            await asyncio.gather(*(engine.shutdown() for engine in self._engines))
-            return
-        await self._engine.shutdown()
-        await self._hub.settle()
+        self.should_exit = self._hub is None
+        await asyncio.gather(*(engine.shutdown() for engine in self._engines))
+        if self._hub is not None:
+            await self._hub.settle()
         self.should_exit = True
 
     async def _announce(self) -> None:

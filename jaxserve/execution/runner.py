@@ -40,7 +40,7 @@ from jaxserve.execution.features import (
 from jaxserve.execution.features.own_features import asked_features, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
-from jaxserve.execution.host_pages import MOST_LEAVING, MOVES, HostPages, pack_moves
+from jaxserve.execution.host_pages import BACK, MOST_LEAVING, MOVES, SIZE, HostPages, pack_moves
 from jaxserve.execution.memory_plan import Demand, temporary_bound
 from jaxserve.execution.on_demand import OnDemandStates
 from jaxserve.execution.parameters import split_model
@@ -74,6 +74,7 @@ HOST_COMMANDS = ("set_pool", "make_state", "drop_state", "put_away_weights", "ta
 CLOSE = "close"  # listeners hear it when the runner closes; it is no command
 
 SAMPLES = 256  # numbers of an array that stand for it
+TRIES = 3  # of a measurement of moves
 
 
 class Command(NamedTuple):
@@ -303,10 +304,13 @@ class Runner:
         Args:
             page_seconds: that the tokens of a page take to be computed.
         """
-        assert self._host_pages is not None and self.state is not None
-        state, self.state = self.state, None
-        costs, self.state = self._host_pages.costs(state, page_seconds)
-        return costs
+        seconds = []
+        for _ in range(TRIES):
+            begin = time.monotonic()
+            self.run(BACK, np.zeros(SIZE, np.int32))  # trash pages
+            jax.block_until_ready(self.state)
+            seconds.append(time.monotonic() - begin)
+        return MoveCosts(MOVES, min(seconds), page_seconds)
 
     def weights_digest(self) -> bytes:
         """Bytes that stand for the weights: a digest of some numbers of each array.

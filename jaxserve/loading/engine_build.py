@@ -121,13 +121,12 @@ def load_engine(
                 report,
                 runner=runner,
                 tokenizer=tokenizer,
+                others=others,
                 cache_folder=cache_folder,
                 keep_steps=keep_steps and others is None,
             )
-            if others is not None:
-                others.serve(runner)
-                if on_lost is None:
-                    others.on_lost = runner.lose
+            if others is not None and on_lost is None:
+                others.on_lost = runner.lose
     # hundreds of thousands of objects live as long as the engine; a collection that walks them
     # stops it for tenths of a second. What is garbage already would never be freed.
     gc.collect()
@@ -176,6 +175,7 @@ def build(
     runner: Runner | None = None,
     tokenizer: Tokenizer | None = None,
     tier: Tier | None = None,
+    others: ProcessGroup | None = None,
     cache_folder: Path | None = None,
     keep_steps: bool = False,
 ) -> Engine:
@@ -189,6 +189,7 @@ def build(
         tokenizer: of the model; read for the first grammar when None.
         tier: where cached pages go that would be forgotten; None: a `HostTier`, where there are
             `CacheSettings.num_host_pages`.
+        others: the processes that do what this one does, from when it is warm.
         cache_folder: of compiled programs, from `compilation_cache.use`.
         keep_steps: see `load_engine`.
 
@@ -239,6 +240,8 @@ def build(
         busy=busy,
         encoder=encoder,
     )
+    if others is not None:
+        others.serve(runner)
     if own is not None:
         _settle(own, engine, report, preload=asked.kv_offloading_preload)
     return engine

@@ -58,23 +58,32 @@ def without(*pids: int) -> Iterator[None]:
 
 
 class Stream:
-    """A stream that is read in a thread."""
+    """A stream that is read in a thread.
 
-    def __init__(self, server: Server):
+    Args:
+        server: answers.
+        more: fields of the request.
+    """
+
+    def __init__(self, server: Server, **more: Any):
         self.text, self.error = "", ""
+        self._body = BODY | {"stream": True} | more
         self.begun = threading.Event()
         self.thread = threading.Thread(target=self._read, args=(server,))
         self.thread.start()
         assert self.begun.wait(30)
 
     def _read(self, server: Server) -> None:
-        headers, body = {"Authorization": "Bearer free"}, BODY | {"stream": True}
+        headers, body = {"Authorization": "Bearer free"}, self._body
         url = f"{server.url}/v1/completions"
         try:
             with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as lines:
                 for line in lines.iter_lines():
                     if line.startswith("data: {"):
                         event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            self.error = event["error"]["message"]
+                            continue
                         self.text += event["choices"][0]["text"]
                         self.begun.set()
         except httpx.TransportError as error:

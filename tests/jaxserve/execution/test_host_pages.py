@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxserve.execution.device_state import DeviceState, StateShape
-from jaxserve.execution.host_pages import MOVES, SIZE, HostPages, pack_moves
+from jaxserve.execution.host_pages import MOVES, SIZE, Held, HostPages, pack_moves
 from jaxserve.memory.tier import Move
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.layer_groups import LayerGroups
@@ -83,3 +85,48 @@ def test_more_pages_than_a_call_holds_take_several() -> None:
     pairs = np.concatenate(operands)
     assert pairs[: len(moves)].tolist() == [[move.page, move.host_page] for move in moves]
     assert not pairs[len(moves) :].any(), "the trash page fills up"
+
+
+def test_a_process_keeps_what_its_devices_have() -> None:
+    """Its two devices have the second and third quarter of an axis."""
+    whole = slice(None)
+    own = {place: (whole, whole, slice(2 * place, 2 * place + 2)) for place in (1, 2)}
+    sharding = SimpleNamespace(addressable_devices_indices_map=lambda shape: own)
+    held = Held.of(5, SimpleNamespace(shape=(MOVES, 3, 8), dtype=np.dtype("f4"), sharding=sharding))
+    assert held.data.shape == (5, 3, 4)
+    for place, one in own.items():
+        held.data[(4, *held.place(one[1:]))] = place
+    assert held.data[4, 0].tolist() == [1, 1, 2, 2] and not held.data[:4].any()
+
+
+def test_where_no_page_may_be_dropped_a_step_waits_for_room(
+    state: DeviceState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that several processes do alike is dropped by one of them."""
+    go_on, bring = threading.Event(), HostPages.bring
+
+    def stalled(pages: HostPages, *arguments: Any) -> None:
+        go_on.wait()
+        bring(pages, *arguments)
+
+    monkeypatch.setattr(HostPages, "bring", stalled)
+    monkeypatch.setattr("jaxserve.execution.host_pages.MOST_LEAVING", 1)
+    monkeypatch.setattr("jaxserve.execution.host_pages.STALL_S", 0.01)
+    pages = HostPages(state, LAYERS, HOST, compiled)
+    want = [np.array(leaf)[places(2)] for leaf in jax.tree.leaves(state.kv)]
+
+    def move(page: int, held: int) -> None:
+        ((command, operand),) = pack_moves([Move(page, held, leaves=True)])
+        pages.calls[command](state, operand)
+
+    move(1, 0)
+    second = threading.Thread(target=move, args=(2, 1))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive(), "it waits"
+    go_on.set()
+    second.join()
+    ((command, operand),) = pack_moves([Move(5, 1, leaves=False)])
+    after = pages.calls[command](state, operand)
+    for found, mine in zip(jax.tree.leaves(after.kv), want, strict=True):
+        np.testing.assert_array_equal(np.array(found)[places(5)], mine)

@@ -45,6 +45,10 @@ def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab
     assert 6 <= of_rows.pop("all-gather") <= 8, "XLA may divide the embeddings as well"
     assert of_rows == {"reduce-scatter": 6, **of_embeddings}
     assert result["rounded rows gathered"] == 5
+    # a row is rounded with the same scale wherever that is done; the inputs of a row-parallel product
+    # are rounded on each device with a scale of its own part
+    assert result["rounded rows against whole ones"] == 0.0
+    assert 0.0 < result["rounded rows against one device"] < result["rounding itself"] < 0.05
 
 
 @pytest.mark.slow
