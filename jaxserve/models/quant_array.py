@@ -39,11 +39,13 @@ class WeightFormat:
             apart, for as many devices, where a device's part is no multiple of what is packed
             together. Of native experts: the devices that divide their outputs, for which the
             blocks of each expert are apart. 1: neither.
+        experts: whether the weight is one of experts, each a matrix of its own.
     """
 
     stored: Encoding
     native: bool
     parts: int = 1
+    experts: bool = False
 
     def divided(self, inputs: int, devices: int) -> WeightFormat:
         """The format of a weight whose inputs are divided among devices.
@@ -104,6 +106,15 @@ class WeightFormat:
         """Whether scales are one an output."""
         grouped = self.native or self.stored.kind == "int4" or self.stored.group is not None
         return self.is_channel8 or not grouped
+
+    def by_group(self, array: np.ndarray) -> np.ndarray:
+        """Scales or zeros [*out, groups] as they are kept: in the order in which kernels read them,
+        since a TPU would bring them into that order at every step."""
+        if self.in_blocks:
+            return np.ascontiguousarray(np.moveaxis(array, -1, 0))
+        matrices = array.shape[:1] if self.experts else ()
+        by_row = array.reshape(*matrices, -1, array.shape[-1])
+        return np.ascontiguousarray(by_row.swapaxes(-1, -2))
 
     @property
     def in_blocks(self) -> bool:
@@ -175,7 +186,8 @@ class QuantArray:
 
     Attributes:
         values: as `format` keeps them.
-        scale: [*out] where `format.by_output`, else [groups, *out]; of `format.scale_dtype`.
+        scale: [groups, N] of N outputs, of experts [E, groups, N]; [groups, *out] where
+            `format.in_blocks`. Of `format.scale_dtype`.
         zero: of the shape of `scale`; None: none.
         order: int32 [in], the input of each column; None: as they stand.
         input_scale: float32 [1] of activations that are rounded with it; None: with their own.
@@ -195,8 +207,10 @@ class QuantArray:
     def empty(shape: tuple[int, ...], format: WeightFormat) -> QuantArray:
         """A weight [*out, in] with zeros everywhere in the arrays."""
         out, inputs = shape[:-1], shape[-1]
-        by_group = (format.stored.groups(inputs), *out)
-        scale = jnp.zeros(out if format.by_output else by_group, format.scale_dtype)
+        groups = format.stored.groups(inputs)
+        matrices = out[:1] if format.experts else ()
+        by_group = (*matrices, groups, math.prod(out[len(matrices) :]))
+        scale = jnp.zeros((groups, *out) if format.in_blocks else by_group, format.scale_dtype)
         zero = None if format.zero_dtype is None else jnp.zeros(scale.shape, format.zero_dtype)
         order = jnp.zeros(inputs, jnp.int32) if format.stored.ordered else None
         values = jnp.zeros(format.values_shape(shape), format.dtype)
@@ -206,11 +220,11 @@ class QuantArray:
     def leaf_axes(self, axes: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
         """Logical axes of each array, given those of [*out, in], in the order of the tree."""
         out, last = axes[:-1], axes[-1]
-        scale = out if self.format.by_output else (last, *out)
+        scale = (out[0], last, out[1]) if self.format.experts else (last, out[0])
         values = axes
         if self.format.in_blocks:  # blocks of the outputs, of which the first axis is divided
             first = out[:2] if self.format.parts > 1 else out[:1]
-            values = (*first, last)
+            values, scale = (*first, last), (last, *out)
         zero = [] if self.zero is None else [scale]
         order: list[tuple[str | None, ...]] = [] if self.order is None else [(None,)]
         static: list[tuple[str | None, ...]] = [] if self.input_scale is None else [(None,)]
@@ -225,19 +239,11 @@ class QuantArray:
         input_scale: Any,
     ) -> QuantArray:
         """The same weight of arrays whose scales and zeros are [*out, groups]."""
-
-        def placed(by_group: Any) -> Any:
-            if by_group is None:
-                return None
-            if self.format.by_output:
-                return by_group[..., 0]
-            return np.ascontiguousarray(np.moveaxis(by_group, -1, 0))
-
         return replace(
             self,
             values=values,
-            scale=placed(scales),
-            zero=placed(zeros),
+            scale=self.format.by_group(scales),
+            zero=None if zeros is None else self.format.by_group(zeros),
             order=order,
             input_scale=input_scale,
         )
@@ -263,8 +269,9 @@ class QuantArray:
 
         def by_output(found: Any) -> np.ndarray:
             array = np.asarray(found)
-            placed = array[..., None] if self.format.by_output else np.moveaxis(array, 0, -1)
-            return np.ascontiguousarray(placed)
+            if self.format.in_blocks:
+                return np.ascontiguousarray(np.moveaxis(array, 0, -1))
+            return array.swapaxes(-1, -2).reshape(*out, -1)
 
         zeros = None if self.zero is None else by_output(self.zero)
         return values.reshape(self.shape), by_output(self.scale).astype(np.float32), zeros
@@ -278,8 +285,11 @@ class QuantArray:
             kind: Any = Int8Weight if self.format.stored.kind == "int8" else Fp8Weight
             weight: QuantizedWeight = kind(values, self.scale.reshape(-1))
             return weight
-        scale = self.scale.reshape(len(self.scale), -1)
-        zero = None if self.zero is None else self.zero.reshape(scale.shape)
+        scale, zero = self.scale, self.zero
+        if self.format.experts and not self.format.in_blocks:
+            scale, zero = jax.tree.map(lambda array: array.swapaxes(0, 1), (scale, zero))
+        scale = scale.reshape(len(scale), -1)
+        zero = None if zero is None else zero.reshape(scale.shape)
         if self.format.native:
             return NativeWeight(values, scale, zero)
         if self.format.stored.kind == "fp8":
@@ -294,7 +304,8 @@ class QuantArray:
         if self.format.stored.kind == "int4":
             return Int4Weight(self.values, self.scale, self.zero)
         kind: Any = Int8Weight if self.format.stored.kind == "int8" else Fp8Weight
-        weight: QuantizedWeight = kind(self.values, self.scale)
+        scale = self.scale.reshape(len(self.scale), -1) if self.format.by_output else self.scale
+        weight: QuantizedWeight = kind(self.values, scale)
         return weight
 
     def dequantize(self) -> jax.Array:
