@@ -23,7 +23,13 @@ from pallas_kernels.native.weights import (
 )
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from pallas_kernels.quantized_matmul import dequantize as dequantize_operand
-from pallas_kernels.quantized_matmul.formats import BLOCK, pack_int4, packed_columns, unpack_int4
+from pallas_kernels.quantized_matmul.formats import (
+    BLOCK,
+    PIECE,
+    pack_int4,
+    packed_columns,
+    unpack_int4,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +46,15 @@ class WeightFormat:
             together. Of native experts: the devices that divide their outputs, for which the
             blocks of each expert are apart. 1: neither.
         experts: whether the weight is one of experts, each a matrix of its own.
+        words: of 4-bit elements that are not native: a row, or a part of one, is filled up with
+            zeros to a multiple of so many words.
     """
 
     stored: Encoding
     native: bool
     parts: int = 1
     experts: bool = False
+    words: int = PIECE
 
     def divided(self, inputs: int, devices: int) -> WeightFormat:
         """The format of a weight whose inputs are divided among devices.
@@ -130,8 +139,12 @@ class WeightFormat:
             return native_shape(math.prod(shape[:-1]), shape[-1], nibbles)
         columns = shape[-1]
         if self.stored.kind == "int4":
-            columns = self.parts * packed_columns(columns // self.parts)
+            columns = self.parts * self._columns(columns // self.parts)
         return (*shape[:-1], columns)
+
+    def _columns(self, inputs: int) -> int:
+        """Words of a row of so many 4-bit elements."""
+        return -(-packed_columns(inputs) // self.words) * self.words
 
     @property
     def dtype(self) -> np.dtype:
@@ -165,7 +178,9 @@ class WeightFormat:
         kept = elements
         if kind == "int4" and not self.native:
             by_part = elements.reshape(len(elements) * self.parts, -1)
-            kept = pack_int4(by_part).reshape(len(elements), -1)
+            packed = pack_int4(by_part)
+            missing = self._columns(by_part.shape[1]) - packed.shape[1]
+            kept = np.pad(packed, ((0, 0), (0, missing))).reshape(len(elements), -1)
         elif self.dtype == np.uint8:
             kept = elements.view(np.uint8) ^ np.uint8(0x80)
         if self.in_blocks:

@@ -26,6 +26,7 @@ from jaxserve.models.protocol import Model
 from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.sources import Place
 from jaxserve.models.weight_plan import Plan
+from pallas_kernels.quantized_matmul.formats import PIECE
 
 NO_FOLDER = "a model of a GGUF file is not written: its config and tokenizer are no files"
 # (place in the module tree, abstract parameter) -> its value
@@ -253,7 +254,10 @@ def _recorded_formats(path: Path) -> dict[str, WeightFormat]:
     try:
         return {
             name: WeightFormat(
-                Encoding(**values["stored"]), bool(values["native"]), int(values.get("parts", 1))
+                Encoding(**values["stored"]),
+                bool(values["native"]),
+                int(values.get("parts", 1)),
+                words=int(values.get("words", PIECE)),
             )
             for name, values in read_record(path).about["weights"].items()
         }

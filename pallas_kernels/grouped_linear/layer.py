@@ -14,7 +14,12 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.linear.api import Weight, as_stored_weight
 from pallas_kernels.native.weights import NativeWeight
 from pallas_kernels.quantized_matmul.activations import Rows, rounded_rows, split_rows
-from pallas_kernels.quantized_matmul.formats import Fp8Weight, Int4Weight, Int8Weight
+from pallas_kernels.quantized_matmul.formats import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    packed_columns,
+)
 from pallas_kernels.quantized_matmul.operands import Operands
 
 
@@ -47,9 +52,13 @@ class Layer:
         self, linear: Callable[..., jax.Array], rows: jax.Array, group: jax.Array, **options: Any
     ) -> jax.Array:
         """Rows times the matrix of one group, by a backend's linear layer."""
+        weight = of_group(self.weight, group)
+        if isinstance(weight, Int4Weight):  # whose rows may be filled up with zeros
+            columns = packed_columns(rows.shape[1])
+            weight = weight._replace(packed=weight.packed[:, :columns])
         return linear(
             rows,
-            of_group(self.weight, group),
+            weight,
             scale=None if self.scale is None else self.scale[group],
             activations=self.activations,
             bias=None,

@@ -61,6 +61,7 @@ class _Form:
             places do.
         dtype: in which results are rounded.
         rounds: whether the kernel rounds rows to 8-bit integers, each with a scale of its own.
+        width: inputs of a grid step.
     """
 
     sources: int | None
@@ -68,6 +69,7 @@ class _Form:
     choices: int | None
     dtype: Any
     rounds: bool
+    width: int
 
 
 def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
@@ -125,7 +127,6 @@ def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
     @pl.when(count > 0)
     def _() -> None:
         own, rows = refs, refs.rows
-        width = refs.stored.shape[1] * (NIBBLES if refs.is_int4 else 1)
         if form.sources is not None or form.rounds:
 
             @pl.when((tile == 0) & (step == 0))
@@ -141,8 +142,8 @@ def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
         elif form.rounds:
             rows = scratch[0]
             own = own._replace(row_scale=scratch[1])
-        if rows.shape[1] != width:
-            rows = rows[:, pl.ds(pl.multiple_of(step * width, LANES), width)]
+        if rows.shape[1] != form.width:
+            rows = rows[:, pl.ds(pl.multiple_of(step * form.width, LANES), form.width)]
         kind = jnp.int8 if sums_ref.dtype == jnp.int32 else refs.rows.dtype
         add_tile(own._replace(rows=rows[...].astype(kind)), sums_ref, step, steps, write)
 
@@ -188,6 +189,7 @@ def in_blocks(
         choices=weights.shape[1] if adds and weights is not None else None,
         dtype=layer.out_dtype,
         rounds=rounds,
+        width=plan.tile_k,
     )
     table: list[Any] = [blocks.groups, blocks.counts]
     table += [blocks.rows] if gathers or adds else []
@@ -267,14 +269,17 @@ def in_blocks(
 
 
 def _operands(x: Rows, layer: Layer, *, rounds: bool) -> Operands:
-    """What the kernel reads, in whole blocks of inputs; `rounds` as in `Layer.operands`."""
+    """What the kernel reads, in whole vectors of inputs; `rounds` as in `Layer.operands`."""
     operands = layer.operands(x, rounds=rounds)
     stored, scales, zeros = operands.stored, operands.scales, operands.zeros
-    # a row of 4 bits may end within a block of its inputs: the rest meets zeros
-    inputs = stored.shape[2] * (NIBBLES if operands.is_int4 else 1)
     rows = operands.rows
     if rows.dtype == jnp.float16:  # which a TPU does not multiply
         rows = rows.astype(jnp.float32)
+    operands = operands._replace(rows=rows)
+    if rows.shape[1] % LANES == 0:
+        return operands
+    # a row of 4 bits may end within a vector of its inputs: the rest meets zeros
+    inputs = stored.shape[2] * (NIBBLES if operands.is_int4 else 1)
     rows = jnp.pad(rows, ((0, 0), (0, inputs - rows.shape[1])))
     if operands.group:
         missing = ((0, 0), (0, inputs // operands.group - scales.shape[1]), (0, 0))

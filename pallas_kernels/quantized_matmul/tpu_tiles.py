@@ -154,6 +154,8 @@ def in_tiles(
         row_scale=column, scales=scales, zeros=None if zeros is None else zeros.astype(jnp.int32)
     )
     stored_width = plan.tile_k // NIBBLES if operands.is_int4 else plan.tile_k
+    if plan.tile_k == operands.rows.shape[1]:
+        stored_width = operands.stored.shape[-1]  # filled up behind the inputs, or not
     vector: Any = ((1, plan.tile_n), "only", "tile")
     if group is not None:
         vector = ((plan.tile_k // group, plan.tile_n), "step", "tile")
