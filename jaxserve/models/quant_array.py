@@ -25,6 +25,7 @@ from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, Q
 from pallas_kernels.quantized_matmul import dequantize as dequantize_operand
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
+    NIBBLES,
     PIECE,
     pack_int4,
     packed_columns,
@@ -47,7 +48,7 @@ class WeightFormat:
             blocks of each expert are apart. 1: neither.
         experts: whether the weight is one of experts, each a matrix of its own.
         words: of 4-bit elements that are not native: a row, or a part of one, is filled up with
-            zeros to a multiple of so many words.
+            zeros to a multiple of so many words, and where it is, its scales by group as well.
     """
 
     stored: Encoding
@@ -121,7 +122,12 @@ class WeightFormat:
         since a TPU would bring them into that order at every step."""
         if self.in_blocks:
             return np.ascontiguousarray(np.moveaxis(array, -1, 0))
-        matrices = array.shape[:1] if self.experts else ()
+        (*out, groups), matrices = array.shape, array.shape[:1] if self.experts else ()
+        missing = self.kept_groups(groups * (self.stored.group or 0)) - groups
+        if self.stored.group and missing:
+            by_part = array.reshape(*out, self.parts, -1)
+            width = [*((0, 0) for _ in range(array.ndim)), (0, missing // self.parts)]
+            array = np.pad(by_part, width).reshape(*out, -1)
         by_row = array.reshape(*matrices, -1, array.shape[-1])
         return np.ascontiguousarray(by_row.swapaxes(-1, -2))
 
@@ -141,6 +147,16 @@ class WeightFormat:
         if self.stored.kind == "int4":
             columns = self.parts * self._columns(columns // self.parts)
         return (*shape[:-1], columns)
+
+    def kept_groups(self, inputs: int) -> int:
+        """Scales of a row of so many elements, as they are kept."""
+        groups, part = self.stored.groups(inputs), inputs // self.parts
+        if self.native or self.stored.kind != "int4" or self.stored.group is None:
+            return groups
+        columns = self._columns(part)
+        if columns == packed_columns(part):
+            return groups
+        return self.parts * NIBBLES * columns // self.stored.group
 
     def _columns(self, inputs: int) -> int:
         """Words of a row of so many 4-bit elements."""
@@ -222,7 +238,7 @@ class QuantArray:
     def empty(shape: tuple[int, ...], format: WeightFormat) -> QuantArray:
         """A weight [*out, in] with zeros everywhere in the arrays."""
         out, inputs = shape[:-1], shape[-1]
-        groups = format.stored.groups(inputs)
+        groups = format.kept_groups(inputs)
         matrices = out[:1] if format.experts else ()
         by_group = (*matrices, groups, math.prod(out[len(matrices) :]))
         scale = jnp.zeros((groups, *out) if format.in_blocks else by_group, format.scale_dtype)
@@ -286,7 +302,7 @@ class QuantArray:
             array = np.asarray(found)
             if self.format.in_blocks:
                 return np.ascontiguousarray(np.moveaxis(array, 0, -1))
-            return array.swapaxes(-1, -2).reshape(*out, -1)
+            return np.asarray(self._by_input(array)).reshape(*out, -1)
 
         zeros = None if self.zero is None else by_output(self.zero)
         return values.reshape(self.shape), by_output(self.scale).astype(np.float32), zeros
@@ -300,16 +316,23 @@ class QuantArray:
             kind: Any = Int8Weight if self.format.stored.kind == "int8" else Fp8Weight
             weight: QuantizedWeight = kind(values, self.scale.reshape(-1))
             return weight
-        scale, zero = self.scale, self.zero
-        if self.format.experts and not self.format.in_blocks:
-            scale, zero = jax.tree.map(lambda array: array.swapaxes(0, 1), (scale, zero))
-        scale = scale.reshape(len(scale), -1)
-        zero = None if zero is None else zero.reshape(scale.shape)
+        scale = self.scale.reshape(len(self.scale), -1)
+        zero = None if self.zero is None else self.zero.reshape(scale.shape)
         if self.format.native:
             return NativeWeight(values, scale, zero)
         if self.format.stored.kind == "fp8":
             return Fp8Weight(values, scale)
         return Int4Weight(values, scale, zero)
+
+    def _by_input(self, array: Any) -> Any:
+        """Scales or zeros that are kept in the order of kernels as [N, groups], without fill."""
+        groups, kept = self.format.stored.groups(self.shape[-1]), array.shape[-2]
+        by_row = array.swapaxes(-1, -2).reshape(-1, kept)
+        if kept == groups:
+            return by_row
+        parts = self.format.parts
+        by_part = by_row.reshape(-1, parts, kept // parts)[..., : groups // parts]
+        return by_part.reshape(-1, groups)
 
     def operand_of_groups(self) -> QuantizedWeight | NativeWeight:
         """A weight [E, out, in] of experts for `pallas_kernels.grouped_linear`."""
@@ -325,7 +348,11 @@ class QuantArray:
 
     def dequantize(self) -> jax.Array:
         """The weight float32 [*out, in]."""
-        operand, inputs = self.operand(), self.shape[-1]
+        inputs, given = self.shape[-1], self
+        if not (self.format.in_blocks or self.format.by_output):
+            scale, zero = jax.tree.map(lambda one: self._by_input(one).T, (self.scale, self.zero))
+            given = replace(self, scale=scale, zero=zero)
+        operand = given.operand()
         if isinstance(operand, Int4Weight):
             parts = self.format.parts
             apart = operand.packed.reshape(len(operand.packed) * parts, -1)

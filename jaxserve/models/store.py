@@ -161,14 +161,14 @@ def restore_model(
     recorded = _recorded_formats(path)
     ordered = record.about.get("scales") == _SCALES
     for name, format in _formats(model).items():
-        if not (ordered or format.in_blocks):
-            problem = "its scales are in another order than kernels read: convert again"
-            raise CheckpointError(path, problem, f"{name}.scale")
         if name in recorded and recorded[name].parts != format.parts:
             problem = (
                 f"packed for {recorded[name].parts} devices, not {format.parts}: convert again"
             )
             raise CheckpointError(path, problem, name)
+        if not (ordered or format.in_blocks):
+            problem = "its scales are in another order than kernels read: convert again"
+            raise CheckpointError(path, problem, f"{name}.scale")
     wanted, stored = named_leaves(model), record.leaves()
     kept = {
         name: _stored_form(path, name, like, stored[name].dtype) if name in stored else like

@@ -18,6 +18,7 @@ from pallas_kernels.quantized_matmul.formats import (
     Fp8Weight,
     Int4Weight,
     Int8Weight,
+    group_of,
     packed_columns,
 )
 from pallas_kernels.quantized_matmul.operands import Operands
@@ -53,9 +54,8 @@ class Layer:
     ) -> jax.Array:
         """Rows times the matrix of one group, by a backend's linear layer."""
         weight = of_group(self.weight, group)
-        if isinstance(weight, Int4Weight):  # whose rows may be filled up with zeros
-            columns = packed_columns(rows.shape[1])
-            weight = weight._replace(packed=weight.packed[:, :columns])
+        if isinstance(weight, Int4Weight):
+            weight = _without_fill(weight, rows.shape[1])
         return linear(
             rows,
             weight,
@@ -119,6 +119,18 @@ def of_group(weight: Weight, group: jax.Array) -> Weight:
     if isinstance(weight, Fp8Weight):
         return Fp8Weight(weight.values[group], weight.scale[group])
     return weight[group]
+
+
+def _without_fill(weight: Int4Weight, inputs: int) -> Int4Weight:
+    """A weight [N, K] whose rows end with their inputs."""
+    (packed, scales, zeros), columns = weight, packed_columns(inputs)
+    if packed.shape[1] == columns:
+        return weight
+    groups = len(scales)
+    if groups > 1:
+        groups = inputs // group_of(inputs, groups, packed.shape[1])
+    kept = None if zeros is None else zeros[:groups]
+    return Int4Weight(packed[:, :columns], scales[:groups], kept)
 
 
 def elements_of(weight: Weight) -> jax.Array:

@@ -12,6 +12,7 @@ from pallas_kernels.quantized_matmul.activations import Rows, split_rows
 from pallas_kernels.quantized_matmul.formats import (
     QuantizedWeight,
     dequantized,
+    group_of,
     group_scales,
 )
 
@@ -68,7 +69,8 @@ class Operands(NamedTuple):
     def group(self) -> int | None:
         """Inputs that share a scale; None where one scale serves a row."""
         groups = 1 if self.scales is None else self.scales.shape[-2]
-        return self.rows.shape[1] // groups if groups > 1 else None
+        words = self.stored.shape[-1] if self.is_int4 else None
+        return group_of(self.rows.shape[1], groups, words) if groups > 1 else None
 
     @property
     def sum_type(self) -> Any:

@@ -34,6 +34,9 @@ def weight_of(kind: str, matrices: np.ndarray, fill: int = 0, **options: Any) ->
         packed = jnp.concatenate([packed, words], axis=2)
     has_zeros = each[0].zeros is not None
     zeros = jnp.stack([one.zeros for one in each]) if has_zeros else None
+    if fill:
+        missing = 4 * packed.shape[2] * scales.shape[1] // matrices.shape[2] - scales.shape[1]
+        scales = jnp.pad(scales, ((0, 0), (0, missing), (0, 0)), constant_values=jnp.nan)
     return Int4Weight(packed, scales, zeros), whole
 
 
