@@ -212,9 +212,7 @@ def in_blocks(
 
     given, specs = in_tiles(operands, plan, place)
     width = plan.tile_n // 2 if gated else plan.tile_n
-    scratch = [
-        pltpu.VMEM((blocks.size, plan.tile_n), jnp.int32 if rounds else operands.sum_type)
-    ]
+    scratch = [pltpu.VMEM((blocks.size, plan.tile_n), jnp.int32 if rounds else operands.sum_type)]
     if gathers:
         whole = operands.rows.shape
         specs = specs._replace(rows=pl.BlockSpec(whole, lambda *_: (0, 0)))

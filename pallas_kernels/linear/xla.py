@@ -80,10 +80,8 @@ def linear(
         )
     if bias is not None:
         product = product + bias.astype(jnp.float32)
-    if gated:
-        out = gated_rows(product.astype(out_dtype))
-    else:
-        out = product.astype(out_dtype)
+    out = product.astype(out_dtype)
+    out = gated_rows(out) if gated else out
     return out if residual is None else residual + out
 
 

@@ -209,7 +209,9 @@ def layer(
     given, specs = in_tiles(operands, replace(plan, tile_m=size), place)
     held: list[Any] = []
     if holds:
-        specs = specs._replace(rows=pl.BlockSpec((size, inputs), lambda part, block, *_: (block, 0)))
+        specs = specs._replace(
+            rows=pl.BlockSpec((size, inputs), lambda part, block, *_: (block, 0))
+        )
     if prepares:
         kind = jnp.int8 if form.rounds else operands.rows.dtype
         held = [pltpu.VMEM((size, inputs), kind)]

@@ -154,11 +154,11 @@ def in_tiles(
         row_scale=column, scales=scales, zeros=None if zeros is None else zeros.astype(jnp.int32)
     )
     stored_width = plan.tile_k // NIBBLES if operands.is_int4 else plan.tile_k
-    if plan.tile_k == operands.rows.shape[1]:
-        stored_width = operands.stored.shape[-1]  # filled up behind the inputs, or not
-    vector: Any = ((1, plan.tile_n), "only", "tile")
-    if group is not None:
-        vector = ((plan.tile_k // group, plan.tile_n), "step", "tile")
+    groups = 1 if group is None else plan.tile_k // group
+    if plan.tile_k == operands.rows.shape[1]:  # whole rows, with what they are filled up with
+        stored_width = operands.stored.shape[-1]
+        groups = 1 if scales is None else scales.shape[-2]
+    vector: Any = ((groups, plan.tile_n), "only" if group is None else "step", "tile")
 
     def tiles(array: Any, shape: tuple[int, int], *axes: str) -> Any:
         """Of an array's last two axes, by the names of a place's blocks along them."""

@@ -119,5 +119,7 @@ def test_dummy_weights_are_made_in_8_bits_of_the_same_numbers(tmp_path, backend,
         np.testing.assert_allclose(scaled, want, atol=float(found.scale.max()))
         assert abs(scaled.std() - 0.02) < 0.001
     head = rounded.lm_head.weight.get_value()
-    scaled = (np.asarray(head.values).astype(np.float32) - zero) * np.asarray(head.scale).reshape(-1, 1)
+    scaled = (np.asarray(head.values).astype(np.float32) - zero) * np.asarray(head.scale).reshape(
+        -1, 1
+    )
     np.testing.assert_allclose(scaled, np.asarray(plain.embedding[...]), atol=0.001)

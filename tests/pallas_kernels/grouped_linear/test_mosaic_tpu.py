@@ -17,7 +17,9 @@ ROWS, GROUPS = 70, 6
 SIZES = [(1, 0, 23, 40, 4, 0), (0, 0, ROWS, 0, 0, 0), (0,) * GROUPS, (10, 10, 10, 10, 10, 19)]
 
 
-def weight_of(kind: str, matrices: np.ndarray, fill: int = 0, **options: Any) -> tuple[Any, np.ndarray]:
+def weight_of(
+    kind: str, matrices: np.ndarray, fill: int = 0, **options: Any
+) -> tuple[Any, np.ndarray]:
     """A weight of all groups, and the float32 matrices that it stands for; rows of 4 bits are
     `fill` words longer than they have to be."""
     if kind == "float":
