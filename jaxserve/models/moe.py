@@ -133,7 +133,8 @@ class Experts(nnx.Module):
             return weight, {}
         activations = weight.format.stored.activations
         if weight.format.is_channel8:
-            return weight.values, {"scale": weight.scale, "activations": activations}
+            scale = weight.scale.reshape(len(weight.scale), -1)
+            return weight.values, {"scale": scale, "activations": activations}
         return weight.operand_of_groups(), {"activations": activations}
 
 

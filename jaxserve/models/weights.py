@@ -264,9 +264,10 @@ def _planned(variable: Any, format: WeightFormat | None, spread: Spread | None) 
     """
     if format is None:
         return variable
+    is_expert = variable.get_metadata("role") == "experts"
+    format = replace(format, experts=is_expert)
     if spread is not None:
         axes, shape = variable.get_metadata("logical_axes"), variable.get_value().shape
-        is_expert = variable.get_metadata("role") == "experts"
         if spread.divides(axes[-1]):
             format = format.divided(shape[-1], spread.devices)
         elif any(map(spread.divides, axes[:-1])):

@@ -71,6 +71,19 @@ def packed_columns(inputs: int) -> int:
     return -(-inputs // BLOCK) * PIECE
 
 
+def group_of(inputs: int, groups: int, words: int | None) -> int:
+    """Inputs that share a scale, where there are several groups.
+
+    Args:
+        inputs: of a row.
+        groups: scales of a row.
+        words: of a row of 4 bits, which may be filled up behind the inputs, then with its groups;
+            None: of 8 bits.
+    """
+    held = inputs if words is None else NIBBLES * words
+    return held // groups if held % groups == 0 and held // groups in GROUPS else inputs // groups
+
+
 def pack_int4(nibbles: Any) -> Any:
     """Packs [N, K] integers 0..15 into uint16[N, packed_columns(K)]; NumPy stays NumPy."""
     array = np if isinstance(nibbles, np.ndarray) else jnp

@@ -113,7 +113,14 @@ def test_a_model_whose_groups_do_not_divide_is_refused_before_it_is_loaded() -> 
     assert one.value.field == "tensor_parallel_size"
 
 
-def test_a_store_of_other_parts_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [(2, "packed for 2 devices, not 1"), (1, r"\.scale.*in another order than kernels read")],
+)
+def test_a_store_of_another_form_is_refused(
+    tmp_path: Path, monkeypatch: Any, parts: int, problem: str
+) -> None:
+    """Packed for other devices, or by a version that kept scales in the order of the axes."""
     config = model_config_of(SHAPE)
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
     model = abstract_model(config, mesh, "float32", LinearForm(quantization="int4"))
@@ -127,7 +134,7 @@ def test_a_store_of_other_parts_is_refused(tmp_path: Path, monkeypatch: Any) -> 
         about: ClassVar[dict[str, Any]] = {
             "architecture": config.architecture,
             "weights": {
-                name: {"stored": asdict(format.stored), "native": False, "parts": 2}
+                name: {"stored": asdict(format.stored), "native": False, "parts": parts}
                 for name, format in formats.items()
             },
         }
@@ -136,7 +143,7 @@ def test_a_store_of_other_parts_is_refused(tmp_path: Path, monkeypatch: Any) -> 
             return {}
 
     monkeypatch.setattr(store, "read_record", lambda path: Record())
-    with pytest.raises(CheckpointError, match="packed for 2 devices, not 1"):
+    with pytest.raises(CheckpointError, match=problem):
         store.restore_model(tmp_path, model, lambda done, total: None)
 
 

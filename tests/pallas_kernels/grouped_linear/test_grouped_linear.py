@@ -119,7 +119,8 @@ def test_weights_of_few_bits(kind: str, backend: str) -> None:
         each = [quantize_int4(matrix, group=None) for matrix in weight]
         if kind == "int4":
             each = [w._replace(scales=w.scales.astype(jnp.float16)) for w in each]
-        scales = jnp.stack([w.scales for w in each], axis=1)
+        by_group = 1 if backend == "native" else 0
+        scales = jnp.stack([w.scales for w in each], axis=by_group)
         if kind == "int4":
             given = Int4Weight(jnp.stack([w.packed for w in each]), scales)
         else:
@@ -143,8 +144,8 @@ def test_e4m3_with_scales_by_group(backend: str, gated: bool) -> None:
     rng = np.random.default_rng(1)
     x = jnp.asarray(rng.normal(size=(ROWS, 256)), jnp.float32)
     values = jnp.asarray(rng.normal(size=(6, OUTPUTS, 256)) * 9, jnp.float8_e4m3fn)
-    scale = rng.uniform(0.1, 9, (2, 6, OUTPUTS))
-    whole = np.asarray(values, np.float64) * np.repeat(np.moveaxis(scale, 0, -1), 128, axis=2)
+    scale = rng.uniform(0.1, 9, (6, 2, OUTPUTS))
+    whole = np.asarray(values, np.float64) * np.repeat(scale.swapaxes(1, 2), 128, axis=2)
     weight = Fp8Weight(values, jnp.asarray(scale, jnp.float32))
     sizes = SIZES["uneven"]
     found = grouped(x, weight, jnp.asarray(sizes, jnp.int32), gated=gated, backend=backend)
