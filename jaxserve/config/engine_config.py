@@ -303,9 +303,10 @@ class EngineConfig:
     cpu_offload_gb: float | None = model_setting(
         None,
         Number(0.0, unit="GiB", metavar="GIB"),
-        "Of the weights so many GiB need no memory: they are mapped from the files of a store "
-        "(`jaxserve convert`), and read again where memory is short. CPUs alone. None, 0: weights "
-        "are in memory ([tiers.md](tiers.md#weights)).",
+        "Of the weights so many GiB need no memory of the device. On a GPU or TPU the last layers' "
+        "lie in the host's memory, and a step brings them one by one. On a CPU they are mapped from "
+        "the files of a store (`jaxserve convert`), and read again where memory is short. None, 0: "
+        "weights are in the device's memory ([tiers.md](tiers.md#weights)).",
     )
     tensor_parallel_size: int = model_setting(
         1,
@@ -713,8 +714,8 @@ class EngineConfig:
             raise ValidationError("kv_offloading_preload", True, allowed)
 
     @property
-    def mapped_weight_bytes(self) -> int:
-        """Most bytes of the weights that take no memory: they lie in files that are mapped."""
+    def offloaded_bytes(self) -> int:
+        """Bytes of the weights that take no memory of the device, which is a CPU's own."""
         return int((self.cpu_offload_gb or 0) * 2**30)
 
     @property

@@ -64,6 +64,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.linear import dequantized_bytes
 from jaxserve.models.protocol import Model
+from jaxserve.models.streamed import HELD, HOST, StreamedBlocks, streamed_bytes
 from jaxserve.parallel.placement import HostCopy, placed, put_away
 from jaxserve.scheduling.plan import StepPlan
 
@@ -72,6 +73,8 @@ logger = logging.getLogger(__name__)
 # what a runner is told beside the programs that it runs
 HOST_COMMANDS = ("set_pool", "make_state", "drop_state", "put_away_weights", "take_back_weights")
 CLOSE = "close"  # listeners hear it when the runner closes; it is no command
+
+INSIDE_A_LAYER = ("linear", "operand", "layer")  # hooks of features
 
 SAMPLES = 256  # numbers of an array that stand for it
 TRIES = 3  # of a measurement of moves
@@ -155,6 +158,11 @@ class Runner:
         # of the part that a device multiplies with
         dequantized = dequantized_bytes(model, backends.matmul, self._itemsize)
         self._dequantized = dequantized // mesh.size
+        streamed: StreamedBlocks | None = getattr(model, "streamed", None)
+        # of the layers that a step brings from the host, as many as it holds at once
+        self._brought = 0
+        if streamed is not None:
+            self._brought = HELD * streamed_bytes(streamed) // streamed.count
         most, vocab_size = config.asked.max_logprobs, model_config.vocab_size
         self.num_logprobs = min(most if most >= 0 else vocab_size, vocab_size)
         if most < 0:
@@ -172,9 +180,11 @@ class Runner:
             config.asked.deterministic,
             self._max_num_seqs,
         )
+        self._asked_offload = config.asked.cpu_offload_gb
         own = asked_features(config.asked, ALL_NAMES)
         provided = make_features(facts, partial(getattr, config.asked))
         self.features = (*provided, *(made(choice, facts) for choice in own))
+        self._refuse_inside(self.features)
         self.ropes = model_config.ropes
         self._fed = [f for f in self.features if overrides(f, "step_buffers")]
         self.packer = RowPacker(
@@ -213,7 +223,7 @@ class Runner:
         self._buffers = DeviceBuffers(self.features, mesh)
         self._load: Callable[[], Model] | None = None
         self._kept_weights: list[HostCopy] | None = None
-        self._mapped = config.asked.mapped_weight_bytes
+        self._mapped = config.asked.offloaded_bytes if self._is_cpu else 0
         self._kept: LoweredStepCache | None = None
         self.state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
@@ -336,6 +346,7 @@ class Runner:
             transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts)
             + moved * self.cache.page_bytes(self._mesh.shape["model"]),
             temporaries=self._dequantized
+            + self._brought
             + max(
                 temporary_bound(shape, self._model_config, self._itemsize)
                 for shape in self._shapes[:2]
@@ -408,9 +419,17 @@ class Runner:
             ValidationError: others have devices, see `require_one_process`.
         """
         self.require_one_process(", ".join(feature.name for feature in features))
+        self._refuse_inside(features)
         self.features = (*self.features, *features)
         self.packer.add(features)
         self._more.add(features)
+
+    def _refuse_inside(self, features: Sequence[Feature]) -> None:
+        """Raises ValidationError for what looks into layers, where a loop has some of them."""
+        for feature in features if self._brought else ():
+            if any(overrides(feature, hook) for hook in INSIDE_A_LAYER):
+                allowed = f"none with {feature.setting or feature.name}, which works inside a layer"
+                raise ValidationError("cpu_offload_gb", self._asked_offload, allowed)
 
     def compile_with(self, names: frozenset[str]) -> bool:
         """Have programs that contain some of the `on_demand` features; whether any was compiled.
@@ -779,7 +798,9 @@ def delete_arrays(state: DeviceState | None) -> None:
 def bytes_on_device(leaves: Sequence[Any]) -> int:
     """Of arrays, or of their shapes with shardings, on each device."""
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in leaves
+        if leaf.sharding.memory_kind != HOST
     )
 
 

@@ -311,7 +311,8 @@ def load_weights(
             seed=asked.seed,
             form=decided.form,
             plan=decided.plan,
-            mapped=bool(asked.cpu_offload_gb),
+            mapped=bool(asked.cpu_offload_gb) and not decided.streamed,
+            streamed=decided.streamed,
             stage=stage,
             told=told,
         )

@@ -21,7 +21,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection, parameter
 from jaxserve.models.mlp import ACTIVATIONS, GATED_IN_PLACE
 from jaxserve.models.norms import RMSNorm
-from jaxserve.models.protocol import TokenRows
+from jaxserve.models.protocol import Layer, TokenRows
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel.spread import WHOLE, summed
 from pallas_kernels.grouped_linear import (
@@ -166,7 +166,7 @@ class SparseMLP(nnx.Module):
         self,
         x: jax.Array,
         rows: TokenRows,
-        layer: int,
+        layer: Layer,
         *,
         norm: RMSNorm | None = None,
         residual: jax.Array | None = None,
@@ -180,7 +180,7 @@ class SparseMLP(nnx.Module):
         """As `MLP.rounding`: the router reads rows as they are."""
         del dtype
 
-    def product(self, normed: jax.Array, rows: TokenRows, layer: int) -> jax.Array:
+    def product(self, normed: jax.Array, rows: TokenRows, layer: Layer) -> jax.Array:
         """MLP(normed): [T, E] -> one part [1, T, E]."""
         del layer
         return self.of_experts(normed, rows.live)[None]
