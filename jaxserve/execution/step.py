@@ -33,6 +33,8 @@ from jaxserve.models.protocol import Model, TokenRows
 from jaxserve.parallel.mesh import is_divided, row_spec
 from pallas_kernels import PrefillLanes
 
+Arrays = TypeVar("Arrays")
+
 
 @dataclass(frozen=True)
 class StepSpec:
@@ -345,9 +347,6 @@ def _logits_of(spec: StepSpec, model: Model) -> Any:
 def _logits_behind(spec: StepSpec, model: Any) -> Callable[[jax.Array], jax.Array]:
     """Residual stream [N, E] behind any layer -> the logits that the model would end with."""
     return lambda x: _whole_rows(model.logits(model.norm(x)), spec.mesh)
-
-
-Arrays = TypeVar("Arrays")
 
 
 def _on_each(arrays: Arrays, mesh: Mesh) -> Arrays:
