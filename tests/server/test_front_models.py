@@ -128,7 +128,7 @@ def test_each_front_answers_for_each_model_and_one_models_engine_may_die(tmp_pat
         until(is_given_up)
         given_up.thread.join()
         kept.thread.join()
-        assert "died" in given_up.error and not kept.error, given_up.error
+        assert "has stopped" in given_up.error and not kept.error, given_up.error
         told = call(server, "GET", "/health")
         assert told.status_code == 503 and told.json()["models"] == {TEXT: "ok", PICTURES: "dead"}
         for front in (two, new):
