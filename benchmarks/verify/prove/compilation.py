@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from benchmarks.verify.prove.gpu import compile_on_gpu
 from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
-from benchmarks.verify.prove.program import copied, counts
+from benchmarks.verify.prove.program import copied, counts, exchanged_indices
 from benchmarks.verify.prove.proof import Cost, Memory, Proof, Requirements, judge
 from benchmarks.verify.prove.row_order import out_of_order
 from benchmarks.verify.prove.tpu import compile_on_tpu, xla_cost
@@ -83,6 +83,7 @@ def prove(
         failures=(
             *judge(kernels, memory, wanted, recomputed, counted, copied(hlo, wanted.quantized)),
             *unordered,
+            *(f"devices exchange indices: {one}" for one in exchanged_indices(hlo)),
         ),
         recomputed=recomputed,
         counts=counted,

@@ -100,6 +100,30 @@ def rows_divided(folder: str, config: Any, tokens: np.ndarray, difference: Any) 
         "rounded rows against whole ones": apart(found, whole),
         "rounded rows against one device": apart(found, alone),
         "rounding itself": apart(alone, plain),
+        **divided_inputs(folder, config, rounded),
+    }
+
+
+def divided_inputs(folder: str, config: Any, form: LinearForm) -> dict[str, float]:
+    """How far a product is from that of one device where each has a part of its inputs.
+
+    Each rounds the inputs that it has. Inputs with the largest number once in each part have the
+    scale of the whole rows there.
+    """
+    devices = jax.device_count()
+    size = config.intermediate_size
+    rows = np.random.default_rng(1).uniform(-1, 1, (TOKENS, size)).astype(np.float32)
+    alike = rows.copy()
+    alike[:, :: size // devices] = 1.0
+    found: dict[str, list[np.ndarray]] = {"alike": [], "unlike": []}
+    for count in (1, devices):
+        parts = config if count > 1 else read_model_config(folder)
+        product = load_model(folder, parts, mesh=make_mesh(count), form=form).blocks[0].mlp.down
+        for name, given in (("alike", alike), ("unlike", rows)):
+            found[name].append(np.asarray(product.in_parts(jnp.asarray(given)).sum(axis=0)))
+    return {
+        f"inputs with scales {name}": float(np.linalg.norm(two - one) / np.linalg.norm(one))
+        for name, (one, two) in found.items()
     }
 
 
