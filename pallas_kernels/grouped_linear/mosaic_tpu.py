@@ -134,7 +134,7 @@ def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
                 if form.sources is not None:
                     lax.fori_loop(0, count, gather, None)
                 else:
-                    prepare(refs, Around(), scratch[:2], Form(form.dtype, rounds=True))
+                    prepare(refs, Around(), (scratch[0], scratch[1]), Form(form.dtype, rounds=True))
 
         if form.sources is not None:
             rows = scratch[1]
