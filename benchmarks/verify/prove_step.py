@@ -120,13 +120,14 @@ ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 JOINED_KERNELS = 1
 # more in a step with images: of their embeddings, and of angles by several axes of positions; where
 # rows of prefill may look ahead, of what the branch takes and gives as well
-IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
+IMAGE_KERNELS, AHEAD_KERNELS = 2, 0
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
-# a sparse layer on one TPU: `split_rotate`, attention, `route`, two grouped products, four products
+# a sparse layer on one TPU, of tokens that the grouped products gather by themselves: `split_rotate`, attention, `route`, two grouped products, four products
 # of XLA's or two layers of quantised weights, and what stands around these; and which rows live,
 # once a step, behind the first layer's attention: of two layers alone it counts as theirs
 TPU_SPARSE_KERNELS, TPU_LIVE_KERNELS = 14, 4
+TPU_GATHERED = 64  # of such tokens; more may be too large
 # a dense layer of quantised weights: four products, `split_rotate`, attention, and the orders of
 # what attention takes and gives; of two layers alone attention's list of work counts as theirs
 TPU_QUANTIZED_KERNELS, TPU_LIST_KERNELS = 8, 13
@@ -307,7 +308,8 @@ def requirements(
             a_layer += DEQUANTIZED_KERNELS
     alone = setting.devices == 1 and platform_of(setting.kind) == "tpu" and not step.num_prefill
     if alone and isinstance(config, MoeConfig):
-        a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
+        if step.num_decode <= TPU_GATHERED:
+            a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
     elif alone and setting.quantization is not None and config.hidden_act in GATED_IN_PLACE:
         a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if config.num_layers == 2 else 0)
     return Requirements(
