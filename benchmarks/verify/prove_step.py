@@ -71,6 +71,7 @@ from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.known_shapes import SHAPES
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.linear import LinearForm
+from jaxserve.models.mlp import GATED_IN_PLACE
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.models.weights import abstract_model
@@ -119,13 +120,18 @@ ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 JOINED_KERNELS = 1
 # more in a step with images: of their embeddings, and of angles by several axes of positions; where
 # rows of prefill may look ahead, of what the branch takes and gives as well
-IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
+IMAGE_KERNELS, AHEAD_KERNELS = 2, 0
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
-# a sparse layer on one TPU: `split_rotate`, attention, `route`, two grouped products, four products
-# of XLA's and what stands around these; and which rows live, once a step, behind the first layer's
-# attention: of two layers alone it counts as theirs
+# a sparse layer on one TPU, of tokens that the grouped products gather by themselves:
+# `split_rotate`, attention, `route`, two grouped products, four products of XLA's or two layers of
+# quantised weights, and what stands around these; and which rows live, once a step, behind the first
+# layer's attention: of two layers alone it counts as theirs
 TPU_SPARSE_KERNELS, TPU_LIVE_KERNELS = 14, 4
+TPU_GATHERED = 64  # of such tokens; more may be too large
+# a dense layer of quantised weights: four products, `split_rotate`, attention, and the orders of
+# what attention takes and gives; of two layers alone attention's list of work counts as theirs
+TPU_QUANTIZED_KERNELS, TPU_LIST_KERNELS = 8, 13
 # the one program of a deterministic engine: slots, and tokens of prompts
 ONE_PROGRAM = wanted_shapes(64, 256, smallest_bucket=1)[0]
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -301,9 +307,12 @@ def requirements(
             a_layer += JOINED_KERNELS
         if is_dequantized:
             a_layer += DEQUANTIZED_KERNELS
-    sparse = setting.devices == 1 and isinstance(config, MoeConfig) and not step.num_prefill
-    if sparse and platform_of(setting.kind) == "tpu" and setting.quantization is None:
-        a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
+    alone = setting.devices == 1 and platform_of(setting.kind) == "tpu" and not step.num_prefill
+    if alone and isinstance(config, MoeConfig):
+        if step.num_decode <= TPU_GATHERED:
+            a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
+    elif alone and setting.quantization is not None and config.hidden_act in GATED_IN_PLACE:
+        a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if config.num_layers == 2 else 0)
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,

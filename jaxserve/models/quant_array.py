@@ -24,7 +24,6 @@ from pallas_kernels.native.weights import (
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from pallas_kernels.quantized_matmul import dequantize as dequantize_operand
 from pallas_kernels.quantized_matmul.formats import (
-    BLOCK,
     NIBBLES,
     PIECE,
     pack_int4,
@@ -75,7 +74,7 @@ class WeightFormat:
         if self.in_blocks:
             self._require_whole(devices, inputs, inputs_of_vector(kind == "int4"), "inputs")
             return self
-        packed_whole = kind != "int4" or inputs % (devices * BLOCK) == 0
+        packed_whole = kind != "int4" or inputs % (devices * NIBBLES * self.words) == 0
         return replace(self, parts=1 if packed_whole else devices)
 
     def with_divided_outputs(self, outputs: int, devices: int, *, experts: bool) -> WeightFormat:
@@ -117,7 +116,7 @@ class WeightFormat:
         grouped = self.native or self.stored.kind == "int4" or self.stored.group is not None
         return self.is_channel8 or not grouped
 
-    def by_group(self, array: np.ndarray) -> np.ndarray:
+    def by_group(self, array: Any) -> Any:
         """Scales or zeros [*out, groups] as they are kept: in the order in which kernels read them,
         since a TPU would bring them into that order at every step."""
         if self.in_blocks:
@@ -251,7 +250,9 @@ class QuantArray:
     def leaf_axes(self, axes: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
         """Logical axes of each array, given those of [*out, in], in the order of the tree."""
         out, last = axes[:-1], axes[-1]
-        scale = (out[0], last, out[1]) if self.format.experts else (last, out[0])
+        scale: tuple[str | None, ...] = (last, out[0])
+        if self.format.experts:
+            scale = out[0], last, out[1]
         values = axes
         if self.format.in_blocks:  # blocks of the outputs, of which the first axis is divided
             first = out[:2] if self.format.parts > 1 else out[:1]

@@ -134,7 +134,7 @@ def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
                 if form.sources is not None:
                     lax.fori_loop(0, count, gather, None)
                 else:
-                    prepare(refs, Around(), scratch[:2], Form(form.dtype, rounds=True))
+                    prepare(refs, Around(), (scratch[0], scratch[1]), Form(form.dtype, rounds=True))
 
         if form.sources is not None:
             rows = scratch[1]
@@ -173,7 +173,10 @@ def in_blocks(
         size += 2 * 4 * LANES * length  # a scale a row takes a vector's lanes
     gathers = sources is not None and size <= ROWS_BYTES
     rounds = layer.rounds and not isinstance(x, RoundedRows)
-    holds = sources is None and holds_rows(operands, plan, prepared=rounds)
+    added = 0 if weights is None else 8 * len(weights) * outputs // parts
+    adds = weights is not None and added <= ROWS_BYTES
+    beside = added if adds else 0
+    holds = sources is None and holds_rows(operands, plan, prepared=rounds, beside=beside)
     if rounds and not (gathers or holds):
         operands, rounds = _operands(x, layer, rounds=True), False
     if sources is not None and not gathers:
@@ -182,7 +185,6 @@ def in_blocks(
         operands = operands._replace(
             rows=operands.rows[source], row_scale=None if scale is None else scale[source]
         )
-    adds = weights is not None and 8 * len(weights) * outputs // parts <= ROWS_BYTES
     form = _Form(
         sources=sources if gathers else None,
         gated=gated,

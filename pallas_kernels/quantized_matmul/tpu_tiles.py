@@ -180,9 +180,12 @@ def in_tiles(
     return given, specs
 
 
-def holds_rows(operands: Operands, plan: TpuMatmulTuning, *, prepared: bool) -> bool:
+def holds_rows(
+    operands: Operands, plan: TpuMatmulTuning, *, prepared: bool, beside: int = 0
+) -> bool:
     """Whether all inputs of a block of rows fit the chip's memory, also as the kernel makes them
-    where they are `prepared`."""
+    where they are `prepared`, beside so many bytes of other arrays."""
     rows, inputs = operands.rows.shape
     size = operands.rows.dtype.itemsize
-    return min(rows, plan.tile_m) * inputs * size * (3 if prepared else 2) <= ROWS_BYTES
+    held = min(rows, plan.tile_m) * inputs * size * (3 if prepared else 2)
+    return held + beside <= ROWS_BYTES
