@@ -429,6 +429,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
                 divides_products=backends.divides_products,
                 graph_collectives=setting.graph_collectives,
                 one_program=backends.one_program,
+                streams=setting.streamed > 0,
             ),
             donate_argnums=2,
             out_shardings=(jax.tree.map(lambda s: s.sharding, state), everywhere, {}),

@@ -147,6 +147,7 @@ class Runner:
             divides_products=backends.divides_products,
             graph_collectives=config.asked.graph_collectives,
             one_program=backends.one_program,
+            streams=getattr(model, "streamed", None) is not None,
         )
         self.compiler_options = accepted(options)
         lost = sorted(PINNED.keys() - self.compiler_options.keys())  # others lose speed alone
