@@ -56,10 +56,12 @@ DEVICES = {
         1.5e-6, 10e-6, 32e9, (40, 80), "8.0",
     ),
     "tpu-v5e": Device(
-        "TPU v5 lite", "tpu", "v5e", 16 << 30, 819e9, 197e12, 394e12, 100e9, 0.3e-6, 5e-6, 0.0, (16,)
+        "TPU v5 lite", "tpu", "v5e", 16 << 30, 819e9, 197e12, 394e12, 100e9, 0.3e-6, 5e-6, 0.0,
+        (16,),
     ),
     "tpu-v6e": Device(
-        "TPU v6 lite", "tpu", "v6e", 32 << 30, 1.64e12, 918e12, 1836e12, 180e9, 0.3e-6, 5e-6, 0.0, (32,)
+        "TPU v6 lite", "tpu", "v6e", 32 << 30, 1.64e12, 918e12, 1836e12, 180e9, 0.3e-6, 5e-6, 0.0,
+        (32,),
     ),
     # of a CPU nothing is known before it is measured
     "cpu": Device("cpu", "cpu", None, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),

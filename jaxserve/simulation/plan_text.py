@@ -98,10 +98,9 @@ def offload_lines(
             for name in quantizations
             for held in [weight_bytes(model, dtype, name).linear]
         )
-        lines.append(
-            f"- {device.name}: {device.host_link / 1e9:g} GB/s, so {1e3 * 2**30 / device.host_link:.3g}"
-            f" ms for each GiB; all linear layers {', '.join(layers)}"
-        )
+        rate, each = f"{device.host_link / 1e9:g} GB/s", 1e3 * 2**30 / device.host_link
+        of_all = f"all linear layers {', '.join(layers)}"
+        lines.append(f"- {device.name}: {rate}, so {each:.3g} ms for each GiB; {of_all}")
     return lines
 
 

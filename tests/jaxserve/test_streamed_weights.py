@@ -60,13 +60,13 @@ def test_as_many_layers_leave_as_were_asked_for(
     asked = replace(decided.config.asked, cpu_offload_gb=1)
     assert plan_streamed(model, asked) == 3
     monkeypatch.setattr(engine_plan, "share_of_host", lambda _: 3 * layer)
-    with pytest.raises(ValidationError, match="cpu_offload_gb=1.*at most .* GiB here: 3 layers"):
+    with pytest.raises(ValidationError, match=r"cpu_offload_gb=1.*at most .* GiB here: 3 layers"):
         plan_streamed(model, asked)
 
 
 @pytest.mark.parametrize("case", ["gemma3", "qwen3_moe"])
 def test_layers_that_differ_are_refused(case: str, model_folder: Callable[..., Path]) -> None:
-    with pytest.raises(ValidationError, match="cpu_offload_gb.*layers that differ"):
+    with pytest.raises(ValidationError, match=r"cpu_offload_gb.*layers that differ"):
         streamed_layers(abstract(decided_for(asked_for(model_folder(case)))), 1)
 
 
@@ -111,7 +111,7 @@ def test_a_feature_that_looks_into_layers_is_refused(model_folder: Callable[...,
     decided.runner(make_mesh(1))
     asked = replace(decided.config.asked, cpu_offload_gb=1)
     streamed = replace(decided, streamed=1, config=replace(decided.config, asked=asked))
-    with pytest.raises(ValidationError, match="cpu_offload_gb=1.*none with enable_embeddings"):
+    with pytest.raises(ValidationError, match=r"cpu_offload_gb=1.*none with enable_embeddings"):
         streamed.runner(make_mesh(1))
 
 

@@ -1,4 +1,4 @@
-"""Weights that a program brings from the host's memory: how a compiler of absent devices sees it."""
+"""Weights that a program brings from the host's memory, compiled for absent devices."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import jax
 
 from benchmarks.verify.prove.program import COMPUTATION
+
 _BODY = re.compile(r" while\(.*body=%?([\w.\-]+)")
 _FETCH = re.compile(r"^\s+%?\S+ = .*S\(5\).* (?:dynamic-slice|fusion|async)-start\(")
 
 
-def moved_first(
-    run: Callable[..., Any], on_host: Sequence[bool]
-) -> Callable[..., Any]:
-    """The function of some leaves, some of them on the host, for a compiler that takes no operand of the host.
+def moved_first(run: Callable[..., Any], on_host: Sequence[bool]) -> Callable[..., Any]:
+    """A function of leaves, some of them on the host, for a compiler without operands there.
 
-    An absent GPU's does not. What lies there is given on the device, and the program puts it there
+    An absent GPU's has none. What lies there is given on the device, and the program puts it there
     before all else, so that everything behind is compiled as it is for operands of the host.
     """
+
     def moving(leaves: tuple[jax.Array, ...], *others: Any) -> Any:
         put = (
             jax.device_put(x, jax.memory.Space.Host) if moves else x

@@ -165,13 +165,22 @@ def test_pages_and_bytes_of_each_tier_are_told():
     pages = PageStats(num_pages=20, num_active=11, tiers=tiers._replace(num_unwritten=2))
     metrics.record_stats(EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes(), pages=pages))
     told = {
-        **{"kv_pages": 20, "kv_pool_bytes": 20 * 4096, "kv_pages_in_use": 11},
-        **{"kv_host_pages": 50, "kv_host_pool_bytes": 50 * 4096, "kv_host_pages_in_use": 40},
-        **{"kv_host_bytes": 40 * 4096, "kv_host_pages_arriving": 3},
-        **{"kv_disk_pages": 7, "kv_disk_bytes": 30_000},
-        **{"kv_pages_offloaded_total": 9, "kv_pages_restored_total": 8},
-        **{"kv_pages_dropped_total": 6, "kv_pages_recomputed_total": 5},
-        **{"kv_pages_read_total": 4, "kv_pages_unwritten_total": 2},
+        "kv_pages": 20,
+        "kv_pool_bytes": 20 * 4096,
+        "kv_pages_in_use": 11,
+        "kv_host_pages": 50,
+        "kv_host_pool_bytes": 50 * 4096,
+        "kv_host_pages_in_use": 40,
+        "kv_host_bytes": 40 * 4096,
+        "kv_host_pages_arriving": 3,
+        "kv_disk_pages": 7,
+        "kv_disk_bytes": 30_000,
+        "kv_pages_offloaded_total": 9,
+        "kv_pages_restored_total": 8,
+        "kv_pages_dropped_total": 6,
+        "kv_pages_recomputed_total": 5,
+        "kv_pages_read_total": 4,
+        "kv_pages_unwritten_total": 2,
     }
     assert {name: value(metrics, name) for name in told} == told
 
