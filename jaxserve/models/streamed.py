@@ -22,7 +22,7 @@ FIELD = "cpu_offload_gb"
 HOST = "pinned_host"  # JAX's name of the host's memory that a device reads
 # of its weights these stay on the host; the others, vectors and routers, are few
 ROLES = ("linear", "experts")
-HELD = 3  # layers that the device has at once: one is multiplied with, two may be on their way
+HELD = 4  # layers that the device may have at once: of two turns, as a compiler may order them
 
 
 class StreamedBlocks(nnx.Module):
