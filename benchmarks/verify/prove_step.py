@@ -5,12 +5,15 @@
     python -m benchmarks.verify.prove_step --device h200 --shape llama-3-70b --tensor-parallel 8
     python -m benchmarks.verify.prove_step --full --markdown docs/memory.md
     python -m benchmarks.verify.prove_step --device h200 a100 --layers 2 --deterministic
+    python -m benchmarks.verify.prove_step --device h200 --layers 9 --streamed 8
 
 Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
 kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
 the pool stays in place; what they launch: kernels a layer, loops, copies, CUDA graphs; and what
 decode steps move and the least time of that, an estimate. With `--deterministic` it compiles the
-one program that such an engine has, which fails where it may sum a row in several orders. Exit
+one program that such an engine has, which fails where it may sum a row in several orders. With
+`--streamed` the weights of so many of the last layers are in the host's memory, and a program fails
+that does not begin to bring them ahead, or has more than a few of them at once. Exit
 codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
 """
 
@@ -20,6 +23,7 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +31,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -50,6 +55,7 @@ from benchmarks.verify.prove import (
     write_json,
 )
 from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
+from benchmarks.verify.prove.streamed import moved_first
 from jaxserve.compilation.compiler_options import compiler_options
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
@@ -63,6 +69,7 @@ from jaxserve.execution.memory_plan import (
 )
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import MOST_SPECIAL, lanes_for, wanted_shapes
+from jaxserve.execution.runner import bytes_on_device
 from jaxserve.execution.step import StepSpec, run_step
 from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
@@ -74,6 +81,7 @@ from jaxserve.models.linear import LinearForm
 from jaxserve.models.mlp import GATED_IN_PLACE
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.quant_array import QuantArray
+from jaxserve.models.streamed import HELD, HOST
 from jaxserve.models.weights import abstract_model
 from jaxserve.parallel import ShardingRules
 from jaxserve.parallel.mesh import is_divided
@@ -153,6 +161,7 @@ class Setting:
     max_model_len: int = MAX_MODEL_LEN
     graph_collectives: bool = False
     deterministic: bool = False
+    streamed: int = 0  # last layers whose weights are in the host's memory
 
     def config(self) -> ModelConfig:
         """The model, with all of its layers or the first few."""
@@ -189,10 +198,21 @@ class Setting:
 
 
 def abstract_leaves(
-    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm
+    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm, streamed: int = 0
 ) -> tuple[Any, tuple[Any, ...]]:
     """The model's structure and its parameters as ShapeDtypeStructs with their shardings."""
-    return split_model(abstract_model(config, mesh, dtype, form))
+    return split_model(abstract_model(config, mesh, dtype, form, streamed=streamed))
+
+
+def streamed_leaves(setting: Setting) -> list[bool]:
+    """Of each operand that holds parameters, whether it lies in the host's memory.
+
+    An absent GPU has no memory of that kind, so a CPU's operands are asked.
+    """
+    here = Mesh(np.array(jax.devices("cpu")[:1]).reshape(1, 1), ("data", "model"))
+    form = LinearForm.of(setting.backends(), setting.quantization)
+    leaves = abstract_leaves(setting.config(), here, DTYPE, form, setting.streamed)[1]
+    return [leaf.sharding.memory_kind == HOST for leaf in leaves]
 
 
 def quantized_sizes(
@@ -238,11 +258,8 @@ def with_pages(setting: Setting, weights: int) -> Setting:
 
 
 def device_bytes(leaves: Any) -> int:
-    """Bytes of one device's share of abstract arrays."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(leaves)
-    )
+    """Bytes of one device's share of abstract arrays, those in the host's memory left out."""
+    return bytes_on_device(jax.tree.leaves(leaves))
 
 
 def step_cost(
@@ -348,7 +365,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     step = program_of(setting.kind, asked)
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
     form = LinearForm.of(backends, setting.quantization)
-    structure, leaves = abstract_leaves(config, mesh, DTYPE, form)
+    structure, leaves = abstract_leaves(config, mesh, DTYPE, form, setting.streamed)
     weights = device_bytes(leaves)
     plain = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))[1]
     numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
@@ -380,6 +397,8 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     stored = "" if setting.kv_cache_dtype == "auto" else f", {setting.kv_cache_dtype} KV cache"
     weights_in = "" if setting.quantization is None else f", {setting.quantization} weights"
     one = ", deterministic" if setting.deterministic else ""
+    if setting.streamed:
+        one += f", {setting.streamed} layers on the host"
     of_model = f"{setting.shape}, {config.num_layers} layers{parallel}{weights_in}{stored}{one}"
     name = f"{of_model}, {asked.name}"
     wanted = requirements(setting, config, backends, step, pool)
@@ -387,10 +406,24 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         # a kernel multiplies the weights as they are stored: nothing else may write them
         wanted = replace(wanted, quantized=quantized_sizes(config, mesh, DTYPE, form))
 
+    run: Callable[..., Any] = partial(run_step, spec, structure)
+    if setting.streamed:
+        on_host = streamed_leaves(setting)
+        brought = sum(x.size * x.dtype.itemsize for x, there in zip(leaves, on_host) if there)
+        wanted = replace(
+            wanted,
+            a_layer=None,  # loops have the layers
+            max_temporaries=HELD * brought // setting.streamed + TEMPORARIES,
+            fetches=2 * sum(on_host),  # of two layers a turn
+        )
+        if platform_of(setting.kind) == "gpu":
+            run = moved_first(run, on_host)
+            wanted = replace(wanted, capacity=device_memory(setting.kind) + brought)
+
     def compilation() -> Proof:
         return prove(
             name,
-            partial(run_step, spec, structure),
+            run,
             leaves,
             DeviceBuffers(features, mesh).arrays,
             state,
@@ -405,6 +438,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
                 divides_products=backends.divides_products,
                 graph_collectives=setting.graph_collectives,
                 one_program=backends.one_program,
+                streams=setting.streamed > 0,
             ),
             donate_argnums=2,
             out_shardings=(jax.tree.map(lambda s: s.sharding, state), everywhere, {}),
@@ -438,6 +472,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-3-8b"])
     parser.add_argument("--step", nargs="+", choices=STEPS, help="programs; all if not given")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    parser.add_argument(
+        "--streamed", type=int, default=0, help="last layers whose weights are on the host"
+    )
     parser.add_argument("--num-pages", type=int, help="KV pages a layer; what fits if not given")
     parser.add_argument("--page-size", type=int, help="tokens a page; the device's if not given")
     parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
@@ -485,6 +522,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
             options.quantization,
             graph_collectives=options.graph_collectives,
             deterministic=options.deterministic,
+            streamed=options.streamed,
         )
         for shape, devices, kinds in (FULL if options.full else models)
         for kind in kinds

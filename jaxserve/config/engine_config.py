@@ -303,10 +303,10 @@ class EngineConfig:
     cpu_offload_gb: float | None = model_setting(
         None,
         Number(0.0, unit="GiB", metavar="GIB"),
-        "Of the weights so many GiB need no memory of the device. On a GPU or TPU the last layers' "
-        "lie in the host's memory, and a step brings them one by one. On a CPU they are mapped from "
-        "the files of a store (`jaxserve convert`), and read again where memory is short. None, 0: "
-        "weights are in the device's memory ([tiers.md](tiers.md#weights)).",
+        "Of the weights so many GiB need no memory of the device. On a GPU or TPU those of the "
+        "last layers lie in the host's memory, and a step brings them one by one. On a CPU they "
+        "are mapped from the files of a store (`jaxserve convert`), and read again where memory is "
+        "short. None, 0: weights are in the device's memory ([tiers.md](tiers.md#weights)).",
     )
     tensor_parallel_size: int = model_setting(
         1,

@@ -148,6 +148,7 @@ class Runner:
             divides_products=backends.divides_products,
             graph_collectives=config.asked.graph_collectives,
             one_program=backends.one_program,
+            streams=getattr(model, "streamed", None) is not None,
         )
         self.compiler_options = accepted(options)
         lost = sorted(PINNED.keys() - self.compiler_options.keys())  # others lose speed alone
@@ -330,8 +331,9 @@ class Runner:
         digest = hashlib.blake2b(digest_size=32)
         for leaf in self._leaves:
             part = leaf.addressable_shards[0].data
-            # on a CPU NumPy reads the device's memory
-            flat = (np.asarray(part) if self._is_cpu else part).reshape(-1)
+            # NumPy reads a CPU's memory, and the host's
+            is_here = self._is_cpu or leaf.sharding.memory_kind == HOST
+            flat = (np.asarray(part) if is_here else part).reshape(-1)
             digest.update(np.asarray(flat[:: max(1, flat.size // SAMPLES)]).tobytes())
         return digest.digest()
 

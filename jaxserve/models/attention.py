@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache, KVPages
-from jaxserve.models.protocol import Attend, Layer, Rotation
+from jaxserve.models.protocol import Attend, Layer, Rotation, alike
 from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import PrefillLanes
 
@@ -122,7 +122,7 @@ def make_attend(
             options: dict[str, Any] = {
                 "scale": config.attention_scale,
                 "soft_cap": config.attention_soft_cap,
-                "window": config.layer_window(layer if isinstance(layer, int) else layer.first),
+                "window": config.layer_window(alike(layer)),
             }
             if backends.one_program:
                 every = all_as_lanes(batch, pages)

@@ -69,7 +69,6 @@ class LayerGroups:
         places = dict(_places(full, 0, size)) | dict(_places(windowed, found.num_full, size))
         return LayerGroups(found, size, tuple(places[layer] for layer in layers))
 
-
     def place(self, layer: Layer) -> tuple[int, int | jax.Array]:
         """The group of a layer, and its place there; those of a loop lie one behind the other."""
         if isinstance(layer, int):

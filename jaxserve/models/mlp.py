@@ -88,7 +88,9 @@ class MLP(nnx.Module):
         assert isinstance(normed, jax.Array)
         return self.down.in_parts(self._inner(normed, None, rows._replace(live=None), layer))
 
-    def _inner(self, x: jax.Array, norm: RMSNorm | None, rows: TokenRows, layer: Layer) -> jax.Array:
+    def _inner(
+        self, x: jax.Array, norm: RMSNorm | None, rows: TokenRows, layer: Layer
+    ) -> jax.Array:
         fusible = self.activation in GATED_IN_PLACE and rows.hooks.linear is None
         if fusible and (norm is None or not norm.offset):
             operand = None if norm is None else norm.as_operand()

@@ -58,6 +58,13 @@ class Looped(NamedTuple):
 
 
 Layer = int | Looped
+
+
+def alike(layer: Layer) -> int:
+    """The number of a layer, or of one that is like it."""
+    return layer if isinstance(layer, int) else layer.first
+
+
 Cache = TypeVar("Cache")
 # attend(cache, layer, qkv [S, T, KVH, G + 2, D], rotation, dtype) -> (out [T, H, D], cache);
 # with S > 1 the projection is in float32 parts whose sum is to be rounded to `dtype`

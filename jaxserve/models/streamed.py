@@ -22,7 +22,7 @@ FIELD = "cpu_offload_gb"
 HOST = "pinned_host"  # JAX's name of the host's memory that a device reads
 # of its weights these stay on the host; the others, vectors and routers, are few
 ROLES = ("linear", "experts")
-HELD = 2  # layers that the device has at once: one is multiplied with while the next arrives
+HELD = 4  # layers that the device may have at once: of two turns, as a compiler may order them
 
 
 class StreamedBlocks(nnx.Module):
@@ -30,7 +30,7 @@ class StreamedBlocks(nnx.Module):
 
     Each parameter of `block` has a first axis of so many layers; those with one of ROLES lie in the
     host's memory. While a layer is computed the next one's weights are on their way: the
-    loop holds two, and fills the one that was used last.
+    loop has two in its body, so that each has a place of its own.
 
     Args:
         block: of the first of them; parameters as above.

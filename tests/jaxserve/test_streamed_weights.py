@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from jaxserve.config.engine_config import EngineConfig
@@ -61,26 +60,27 @@ def test_as_many_layers_leave_as_were_asked_for(
     asked = replace(decided.config.asked, cpu_offload_gb=1)
     assert plan_streamed(model, asked) == 3
     monkeypatch.setattr(engine_plan, "share_of_host", lambda _: 3 * layer)
-    with pytest.raises(ValidationError, match="cpu_offload_gb=1.*at most .* GiB here: 3 layers"):
+    with pytest.raises(ValidationError, match=r"cpu_offload_gb=1.*at most .* GiB here: 3 layers"):
         plan_streamed(model, asked)
 
 
-@pytest.mark.parametrize("case", ["gemma3", "qwen3_moe_dense"])
+@pytest.mark.parametrize("case", ["gemma3", "qwen3_moe"])
 def test_layers_that_differ_are_refused(case: str, model_folder: Callable[..., Path]) -> None:
-    with pytest.raises(ValidationError, match="cpu_offload_gb.*layers that differ"):
+    with pytest.raises(ValidationError, match=r"cpu_offload_gb.*layers that differ"):
         streamed_layers(abstract(decided_for(asked_for(model_folder(case)))), 1)
 
 
 @pytest.mark.parametrize(
     ("case", "settings", "counts"),
     [
-        (CASE, {}, (1, 2, 3)),
+        (CASE, {}, (2,)),
+        pytest.param(CASE, {}, (1, 3), marks=pytest.mark.slow),
         pytest.param(CASE, {"quantization": "int8"}, (2,), marks=pytest.mark.slow),
         pytest.param(CASE, {"quantization": "int4"}, (3,), marks=pytest.mark.slow),
         pytest.param(CASE, {"kv_cache_dtype": "fp8"}, (2,), marks=pytest.mark.slow),
         pytest.param(CASE, {"linear_backend": "xla"}, (3,), marks=pytest.mark.slow),
         pytest.param("olmo2", {}, (2,), marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", {}, (2,), marks=pytest.mark.slow),
+        pytest.param("mixtral", {}, (2,), marks=pytest.mark.slow),
     ],
 )
 def test_weights_on_the_host_give_the_same_tokens(
@@ -108,14 +108,18 @@ def test_weights_on_the_host_give_the_same_tokens(
 
 
 def test_a_feature_that_looks_into_layers_is_refused(model_folder: Callable[..., Path]) -> None:
-    decided = decided_for(asked_for(model_folder(CASE), enable_pooling=True))
-    del decided
+    decided = decided_for(asked_for(model_folder(CASE), enable_embeddings=True))
+    decided.runner(make_mesh(1))
+    asked = replace(decided.config.asked, cpu_offload_gb=1)
+    streamed = replace(decided, streamed=1, config=replace(decided.config, asked=asked))
+    with pytest.raises(ValidationError, match=r"cpu_offload_gb=1.*none with enable_embeddings"):
+        streamed.runner(make_mesh(1))
 
 
 def test_the_step_slices_the_host_and_copies_a_layer_at_a_time(
     model_folder: Callable[..., Path],
 ) -> None:
-    """A layer is brought inside the loop: what the compiled step holds does not grow with them."""
+    """What the compiled step holds beside its operands does not grow with the layers."""
     sizes = []
     for layers in (3, 9):
         decided = decided_for(asked_for(model_folder(CASE, num_hidden_layers=layers)))
@@ -127,4 +131,3 @@ def test_the_step_slices_the_host_and_copies_a_layer_at_a_time(
         analysis = program.call.memory_analysis()
         sizes.append(analysis.temp_size_in_bytes)
     assert sizes[1] < sizes[0] * 1.1
-    assert jax.default_backend() == "cpu"

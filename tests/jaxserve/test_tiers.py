@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -167,6 +168,9 @@ def test_copies_that_stall_hold_nothing_up(make: Make, monkeypatch: pytest.Monke
     engine.scheduler.check_integrity()
 
 
+RESUMES_S = 3.0  # from the end of a stall at the most
+
+
 def stop_reading(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """No file is read until the event is set."""
     go_on, read = threading.Event(), ColdStore.read_one
@@ -215,6 +219,7 @@ def test_a_restart_finds_pages_in_files_and_a_stall_delays_only_who_needs_them(
         step()
     assert "r0" not in ends and engine.has_work
     go_on.set()
+    stall_end = time.monotonic()
     tokens = []
     while "r0" not in ends:
         output = engine.step()
@@ -222,6 +227,7 @@ def test_a_restart_finds_pages_in_files_and_a_stall_delays_only_who_needs_them(
         page_waits.extend(output.page_waits)
         tokens += [t for name, t in zip(output.sequence_ids, output.tokens) if name == "r0"]
     assert tokens == expected[0][0] and tiers(engine).num_read == 4
+    assert time.monotonic() - stall_end < RESUMES_S
     assert max(page_waits) > 0 and engine.stats().pages.num_found == 32
     while engine.has_work:
         step()
