@@ -60,7 +60,7 @@ class Service:
         keys: those; None where there are none.
         created: when its models were made, in seconds of the epoch.
         models: the services of all models of the server, the default one first.
-        is_held: no request is let in yet, since another model of the server is still loading.
+        is_held: no request is let in yet, since the server's start has not succeeded.
     """
 
     def __init__(

@@ -211,7 +211,7 @@ class HostPages:
         def placed(held: Held, like: Any) -> jax.Array:
             pages = held.data[hosts].view(like.dtype)
 
-            def part(index: tuple[slice, ...]) -> np.ndarray:
+            def part(index: Any) -> np.ndarray:
                 found: np.ndarray = pages[(index[0], *held.place(index[1:]))]
                 return found
 
@@ -239,7 +239,7 @@ class HostPages:
         hosts, notes, pages = leaving
         for held, leaf in zip(self._held, jax.tree.leaves(pages), strict=True):
             for shard in leaf.addressable_shards:
-                place = held.place(shard.index[1:])
+                place: Any = held.place(shard.index[1:])
                 found = np.asarray(shard.data).view(held.data.dtype)
                 for row, host in hosts.items():
                     held.data[(host, *place)] = found[row]

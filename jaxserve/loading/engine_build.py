@@ -115,6 +115,8 @@ def load_engine(
             )
             if others is not None:
                 others.settle(decided, files)
+                if on_lost is None:  # from here on, since `build` runs steps with the others
+                    others.on_lost = runner.lose
             engine = build(
                 decided,
                 mesh,
@@ -125,8 +127,6 @@ def load_engine(
                 cache_folder=cache_folder,
                 keep_steps=keep_steps and others is None,
             )
-            if others is not None and on_lost is None:
-                others.on_lost = runner.lose
     # hundreds of thousands of objects live as long as the engine; a collection that walks them
     # stops it for tenths of a second. What is garbage already would never be freed.
     gc.collect()

@@ -17,7 +17,6 @@ from functools import partial
 
 from starlette.types import ASGIApp
 
-from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.front_messages import (
     AboutModel,
     Drain,
@@ -78,7 +77,7 @@ class Hub:
         """Serve by an application, which answers what fronts do not."""
         self._service, self._app = service, app
         self._models = [
-            _Model(one.model_names[0], one.engine, self._board.counts(OWN_ROW, place))
+            _Model(one, self._board.counts(OWN_ROW, place))
             for place, one in enumerate(service.models)
         ]
 
@@ -97,10 +96,13 @@ class Hub:
         self._looking = asyncio.ensure_future(self._look())
 
     def load(self) -> None:
-        """The engines are ready: the fronts are told what they are."""
+        """The engines are ready: the fronts are told what they are.
+
+        They let in no request before the server does, see `Service.is_held` and `tell_standing`.
+        """
         self._is_loaded = True
         for model in self._models:
-            model.standing = self._now(model.engine)
+            model.standing = self._now(model)
         for front in self._by_name.values():
             self._tell_engines(front)
 
@@ -108,6 +110,15 @@ class Hub:
         """Wait until all fronts answer, or `error` says why they never will."""
         while not self.error and not all(one is not None and one.is_ready for one in self._fronts):
             await asyncio.sleep(POLL_S)
+
+    def tell_standing(self) -> None:
+        """Tell fronts whether each engine serves and how full it is, where that has changed."""
+        for model in self._models:
+            now = self._now(model)
+            if now != model.standing:
+                model.standing = now
+                for front in self._by_name.values():
+                    front.send(AboutModel(model.name, now))
 
     async def drain(self, seconds: float) -> None:
         """Wait until no front has a request any more, as long as that."""
@@ -135,7 +146,7 @@ class Hub:
         fronts = [*self._by_name.values()]
         for front in fronts:
             for model in self._models:
-                front.send(AboutModel(model.name, self._now(model.engine)))
+                front.send(AboutModel(model.name, self._now(model)))
             front.send(FrontClose())
         deadline = time.monotonic() + DRAIN_S + 1
         for front in fronts:
@@ -160,7 +171,7 @@ class Hub:
             self._listener.fileno(),
             self._service.created,
         )
-        front = FrontProcess(start, self._service, self._app, self._ended, self._tell_standing)
+        front = FrontProcess(start, self._service, self._app, self._ended, self.tell_standing)
         self._fronts[place] = self._by_name[front.name] = front
         if self._is_loaded:
             self._tell_engines(front)
@@ -202,7 +213,7 @@ class Hub:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                self._tell_standing()
+                self.tell_standing()
                 self._add_up()
                 self._end_hung(pulse.beat())
             except Exception:
@@ -215,26 +226,18 @@ class Hub:
                 logger.error("a front process has not answered for %g s: it is killed", HUNG_S)
                 front.kill()
 
-    def _tell_standing(self) -> None:
-        """Tell fronts whether each engine serves and how full it is, where that has changed."""
-        for model in self._models:
-            now = self._now(model.engine)
-            if now != model.standing:
-                model.standing = now
-                for front in self._by_name.values():
-                    front.send(AboutModel(model.name, now))
-
-    def _now(self, engine: AsyncEngine) -> EngineStanding:
-        word, text = self._word(engine)
-        stats = engine.client.stats()
+    def _now(self, model: _Model) -> EngineStanding:
+        word, text = self._word(model)
+        stats = model.engine.client.stats()
         return EngineStanding(word, text, stats.num_waiting, stats.page_usage)
 
-    def _word(self, engine: AsyncEngine) -> tuple[str, str]:
+    def _word(self, model: _Model) -> tuple[str, str]:
+        engine = model.engine
         if engine.is_dead:
             return "dead", str(engine.error or "the engine was shut down")
         if engine.is_restarting:
             return "restarting", ""
-        if not (self._is_loaded and engine.is_ready):
+        if model.service.is_held or not engine.is_ready:
             return "loading", ""
         if engine.refusal is not None:
             return "paused", engine.refusal
@@ -250,16 +253,18 @@ class _Model:
     """One of the models, as the hub has it.
 
     Args:
-        name: the first of its names.
-        engine: of it.
+        service: of it.
         counts: of the server's process, of this model.
 
     Attributes:
+        name: the first of its names.
+        engine: of it.
         standing: what fronts were told last.
     """
 
-    def __init__(self, name: str, engine: AsyncEngine, counts: Counts):
-        self.name, self.engine, self._counts = name, engine, counts
+    def __init__(self, service: Service, counts: Counts):
+        self.service, self._counts = service, counts
+        self.name, self.engine = service.model_names[0], service.engine
         self.standing = EngineStanding("loading")
         self._refused = dict.fromkeys(REFUSED, 0.0)
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.host_pages import MOVES, SIZE, Held, HostPages, pack_moves
@@ -19,6 +20,7 @@ from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.parallel.mesh import make_mesh
 from pallas_kernels import Backends
+from tests.waiting import until
 
 LAYERS, PAGES, HOST = 2, 12, 5
 
@@ -99,8 +101,26 @@ def test_a_process_keeps_what_its_devices_have() -> None:
     assert held.data[4, 0].tolist() == [1, 1, 2, 2] and not held.data[:4].any()
 
 
-def test_where_no_page_may_be_dropped_a_step_waits_for_room(
-    state: DeviceState, monkeypatch: pytest.MonkeyPatch
+class Heard:
+    """A landing."""
+
+    def __init__(self) -> None:
+        self.landings: list[int] = []
+        self.losses: list[int] = []
+
+    def leaving(self, host_page: int) -> None:
+        return None
+
+    def landed(self, host_page: int, note: Any, parts: Any) -> None:
+        self.landings.append(host_page)
+
+    def lost(self, host_page: int, note: Any) -> None:
+        self.losses.append(host_page)
+
+
+@pytest.mark.parametrize("landing", [None, Heard()], ids=["another process", "process 0"])
+def test_of_several_processes_none_drops_a_page_and_a_step_waits_for_room(
+    landing: Heard | None, state: DeviceState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that several processes do alike is dropped by one of them."""
     go_on, bring = threading.Event(), HostPages.bring
@@ -112,7 +132,9 @@ def test_where_no_page_may_be_dropped_a_step_waits_for_room(
     monkeypatch.setattr(HostPages, "bring", stalled)
     monkeypatch.setattr("jaxserve.execution.host_pages.MOST_LEAVING", 1)
     monkeypatch.setattr("jaxserve.execution.host_pages.STALL_S", 0.01)
-    pages = HostPages(state, LAYERS, HOST, compiled)
+    with monkeypatch.context() as others:
+        others.setattr(NamedSharding, "is_fully_addressable", False)
+        pages = HostPages(state, LAYERS, HOST, compiled, landing)
     want = [np.array(leaf)[places(2)] for leaf in jax.tree.leaves(state.kv)]
 
     def move(page: int, held: int) -> None:
@@ -130,3 +152,6 @@ def test_where_no_page_may_be_dropped_a_step_waits_for_room(
     after = pages.calls[command](state, operand)
     for found, mine in zip(jax.tree.leaves(after.kv), want, strict=True):
         np.testing.assert_array_equal(np.array(found)[places(5)], mine)
+    if landing is not None:
+        until(lambda: landing.landings == [0, 1])
+        assert not landing.losses

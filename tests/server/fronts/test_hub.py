@@ -50,7 +50,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
         other = argparse.Namespace(func=None)
         hub: Any = Hub(argparse.Namespace(api_server_count=1, others=[other]), [], listener)
         models = [
-            SimpleNamespace(engine=SimpleNamespace(asked=name), model_names=(name,))
+            SimpleNamespace(engine=SimpleNamespace(asked=name), model_names=(name,), is_held=True)
             for name in ("a", "b")
         ]
         service: Any = SimpleNamespace(models=models, created=0)
@@ -117,7 +117,7 @@ class Metrics:
         self.refused.append((limit, count))
 
 
-def test_fronts_hear_that_engines_serve_once_they_know_what_they_are(hub: Any) -> None:
+def test_fronts_hear_that_engines_serve_once_the_server_lets_in_requests(hub: Any) -> None:
     stats = [SimpleNamespace(num_waiting=2 + place, page_usage=0.25) for place in (0, 1)]
     for model, told in zip(hub._models, stats):
         engine = model.engine
@@ -125,22 +125,29 @@ def test_fronts_hear_that_engines_serve_once_they_know_what_they_are(hub: Any) -
         engine.is_dead = engine.is_restarting = False
         engine.is_ready, engine.refusal, engine.silence = True, None, None
     sent = hub.made[0].sent
-    hub._tell_standing()
+    hub.tell_standing()
     assert sent == [
         AboutModel("a", EngineStanding("loading", "", 2, 0.25)),
         AboutModel("b", EngineStanding("loading", "", 3, 0.25)),
     ]
     hub.load()
-    hub._tell_standing()
+    hub.tell_standing()
     assert sent[2:] == [
         AboutModel("a", "a is"),
-        AboutModel("a", EngineStanding("ok", "", 2, 0.25)),
+        AboutModel("a", EngineStanding("loading", "", 2, 0.25)),
         AboutModel("b", "b is"),
+        AboutModel("b", EngineStanding("loading", "", 3, 0.25)),
+    ], "its start may still fail"
+    for model in hub._service.models:
+        model.is_held = False
+    hub.tell_standing()
+    assert sent[6:] == [
+        AboutModel("a", EngineStanding("ok", "", 2, 0.25)),
         AboutModel("b", EngineStanding("ok", "", 3, 0.25)),
     ]
     stats[1].num_waiting = 4
-    hub._tell_standing()
-    assert sent[6:] == [AboutModel("b", EngineStanding("ok", "", 4, 0.25))]
+    hub.tell_standing()
+    assert sent[8:] == [AboutModel("b", EngineStanding("ok", "", 4, 0.25))]
 
 
 def test_what_fronts_count_of_a_model_is_told_to_its_own_metrics(hub: Any) -> None:
@@ -172,7 +179,7 @@ def test_a_look_that_fails_is_not_the_last(hub: Any, monkeypatch: pytest.MonkeyP
         raise ValueError
 
     monkeypatch.setattr(module, "LOOK_S", 0.0)
-    monkeypatch.setattr(hub, "_tell_standing", fail)
+    monkeypatch.setattr(hub, "tell_standing", fail)
 
     async def run() -> None:
         looking = asyncio.ensure_future(hub._look())
