@@ -120,7 +120,7 @@ ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 JOINED_KERNELS = 1
 # more in a step with images: of their embeddings, and of angles by several axes of positions; where
 # rows of prefill may look ahead, of what the branch takes and gives as well
-IMAGE_KERNELS, AHEAD_KERNELS = 2, 0
+IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
 # a sparse layer on one TPU, of tokens that the grouped products gather by themselves:
