@@ -77,11 +77,12 @@ def group_of(inputs: int, groups: int, words: int | None) -> int:
     Args:
         inputs: of a row.
         groups: scales of a row.
-        words: of a row of 4 bits, which may be filled up behind the inputs, then with its groups;
+        words: of a row of 4 bits; more than its inputs need are filled up, with their groups.
             None: of 8 bits.
     """
-    held = inputs if words is None else NIBBLES * words
-    return held // groups if held % groups == 0 and held // groups in GROUPS else inputs // groups
+    if words is None or words == packed_columns(inputs):
+        return inputs // groups
+    return NIBBLES * words // groups
 
 
 def pack_int4(nibbles: Any) -> Any:
