@@ -47,7 +47,8 @@ class Int4Weight(NamedTuple):
 
     value = (nibble - zero) * scale. A group is K / scales.shape[0] neighbouring inputs: 32, 64,
     128, or all of them. Scales lie group by group, so that the scales of neighbouring output
-    channels are neighbours. Without zeros the zero point is 8.
+    channels are neighbours. Without zeros the zero point is 8. Rows of `grouped_linear` may be
+    filled up with words, then with scales, which are finite: rows of zeros meet them.
     """
 
     packed: jax.Array  # uint16[N, 64 * ceil(K / 256)], see the module
