@@ -198,7 +198,7 @@ def _check_quantized(weight: Int4Weight | Int8Weight | Fp8Weight, inputs: int) -
             raise KernelError("weight.packed", weight.packed.shape, allowed)
         if words > packed_columns(inputs):
             held = NIBBLES * words
-        shapes = [(groups, held // size, outputs) for size in GROUPS if held % size == 0]
+        shapes = [(groups, held // size, outputs) for size in GROUPS if inputs % size == 0]
         kind = weight.scales.dtype if weight.scales.dtype in FLOAT_DTYPES else jnp.float32
         check_array("weight.scales", weight.scales, kind, (groups, 1, outputs), *shapes)
         if weight.zeros is not None:
