@@ -242,15 +242,6 @@ def int4_weight(words: int = 64, groups: int = 1) -> Int4Weight:
         ({"scale": jnp.ones((6, OUTPUTS))}, "scale"),
         ({"out_dtype": "int8"}, "out_dtype"),
         ({"backend": "gpu"}, "backend"),
-        ({"weight": int4_weight(words=32)}, "weight.packed"),
-        ({"weight": int4_weight(groups=3)}, "weight.scales"),
-        ({"weight": int4_weight(words=128, groups=2)}, "weight.scales"),
-        ({"weight": int4_weight()._replace(zeros=jnp.zeros((6, 2, 8), jnp.uint8))}, "weight.zeros"),
-        ({"weight": Int8Weight(jnp.zeros((6, 8, 4), jnp.int8), jnp.ones((6, 8)))}, "weight.values"),
-        (
-            {"weight": Int8Weight(jnp.zeros((6, 8, INPUTS), jnp.int8), jnp.ones((8, 6)))},
-            "weight.scale",
-        ),
     ],
 )
 def test_refusals_name_the_operand(changes: dict[str, object], field: str) -> None:
@@ -258,4 +249,23 @@ def test_refusals_name_the_operand(changes: dict[str, object], field: str) -> No
     given = {"x": x, "weight": weight, "sizes": jnp.zeros(6, jnp.int32), "backend": "xla"}
     with pytest.raises(KernelError) as caught:
         grouped_linear(**given | changes)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("weight", "field"),
+    [
+        (int4_weight(words=32), "weight.packed"),
+        (int4_weight(groups=3), "weight.scales"),
+        (int4_weight(words=128, groups=2), "weight.scales"),
+        (int4_weight()._replace(zeros=jnp.zeros((6, 2, 8), jnp.uint8)), "weight.zeros"),
+        (Int8Weight(jnp.zeros((6, 8, 4), jnp.int8), jnp.ones((6, 8))), "weight.values"),
+        (Int8Weight(jnp.zeros((6, 8, INPUTS), jnp.int8), jnp.ones((8, 6))), "weight.scale"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_name(weight: Any, field: str) -> None:
+    """A kernel would read beside them."""
+    x, sizes = jnp.zeros((4, INPUTS)), jnp.zeros(6, jnp.int32)
+    with pytest.raises(KernelError) as caught:
+        grouped_linear(x, weight, sizes, backend="triton", interpret=True)
     assert caught.value.field == field
