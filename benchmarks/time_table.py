@@ -20,7 +20,7 @@ from jaxserve.scheduling.plan import StepPlan
 from jaxserve.simulation.devices import DEVICES
 from jaxserve.simulation.setting import Setting, settle
 from jaxserve.simulation.step_time import LOGITS_PASSES, Rates, Roofline
-from pallas_kernels.backends.mosaic_tpu import ROW_MULTIPLE
+from pallas_kernels.backends.mosaic_tpu import LENGTH_MULTIPLE
 from pallas_kernels.grouped_linear.blocks import GPU_SIZES, TPU_SIZES, Sizes, block_size
 from pallas_kernels.quantized_matmul.formats import NIBBLES
 
@@ -120,7 +120,7 @@ def _read_again(setting: Setting, rows: int) -> float:
     filled = 1.0
     if setting.quantization == "int4":
         # of three matrices of one size the one whose inputs are the inner dimension
-        unit, inputs = NIBBLES * ROW_MULTIPLE, model.expert_size // setting.devices
+        unit, inputs = NIBBLES * LENGTH_MULTIPLE, model.expert_size // setting.devices
         filled += (-inputs % unit) / inputs / 3
     return read * (filled * blocks_per_expert(model, rows, TPU_SIZES) - 1.0)
 

@@ -128,13 +128,13 @@ ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 JOINED_KERNELS = 1
 # more in a step with images: of their embeddings, and of angles by several axes of positions; where
 # rows of prefill may look ahead, of what the branch takes and gives as well
-IMAGE_KERNELS, AHEAD_KERNELS = 2, 0
+IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
 # a sparse layer on one TPU, of tokens that the grouped products gather by themselves:
 # `split_rotate`, attention, `route`, two grouped products, four products of XLA's or two layers of
-# quantised weights, and what stands around these; and which rows live, once a step, behind the first
-# layer's attention: of two layers alone it counts as theirs
+# quantised weights, and what stands around these; and which rows live, once a step, behind the
+# first layer's attention: of two layers alone it counts as theirs
 TPU_SPARSE_KERNELS, TPU_LIVE_KERNELS = 14, 4
 TPU_GATHERED = 64  # of such tokens; more may be too large
 # a dense layer of quantised weights: four products, `split_rotate`, attention, and the orders of

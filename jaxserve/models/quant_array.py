@@ -48,6 +48,7 @@ class WeightFormat:
         experts: whether the weight is one of experts, each a matrix of its own.
         words: of 4-bit elements that are not native: a row, or a part of one, is filled up with
             zeros to a multiple of so many words, and where it is, its scales by group as well.
+            Those are finite: a kernel multiplies zeros with them.
     """
 
     stored: Encoding

@@ -26,6 +26,7 @@ from jaxserve.models.protocol import Model
 from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.sources import Place
 from jaxserve.models.weight_plan import Plan
+from pallas_kernels.backends.mosaic_tpu import LENGTH_MULTIPLE
 from pallas_kernels.quantized_matmul.formats import PIECE
 
 NO_FOLDER = "a model of a GGUF file is not written: its config and tokenizer are no files"
@@ -244,6 +245,14 @@ def stored_plan(path: Path, form: LinearForm) -> Plan:
         if format.native != native and not format.is_channel8:
             problem = f"kept for other kernels than {form.backend}: convert again here"
             raise CheckpointError(path, problem, name)
+        if form.experts == "mosaic_tpu" and format.experts and format.stored.kind == "int4":
+            words = read_record(path).leaves()[f"{name}.values"].shape[-1] // format.parts
+            if words % LENGTH_MULTIPLE:
+                problem = (
+                    f"rows of {words} words, and this device's kernel takes a multiple of "
+                    f"{LENGTH_MULTIPLE}: convert again here"
+                )
+                raise CheckpointError(path, problem, name)
         place = tuple(int(x) if x.isdigit() else x for x in name.split("."))
         plan[place] = replace(format, native=native)
     return plan
@@ -257,6 +266,7 @@ def _recorded_formats(path: Path) -> dict[str, WeightFormat]:
                 Encoding(**values["stored"]),
                 bool(values["native"]),
                 int(values.get("parts", 1)),
+                experts=bool(values.get("experts", False)),
                 words=int(values.get("words", PIECE)),
             )
             for name, values in read_record(path).about["weights"].items()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 POOLS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
 TABLE_ENTRIES = 192 << 10  # of 4 bytes, in 1 MiB of scalar memory with the rest of the scalars
-ROW_MULTIPLE = 128  # elements or words of a row of a group's matrix
+LENGTH_MULTIPLE = 128  # elements or words of a row of a group's matrix
 MOST_ROUTED = 256  # tokens and experts: what a kernel counts in bfloat16 stays exact
 
 
@@ -153,9 +153,9 @@ def covers_grouped(weight: jax.Array) -> KernelError | None:
         return KernelError("weight.dtype", weight.dtype, "bfloat16, float32, or of few bits")
     if weight.ndim != 3 or weight.shape[1] % 128:
         return KernelError("weight.shape", weight.shape, "outputs that are a multiple of 128")
-    if weight.shape[2] % ROW_MULTIPLE:
+    if weight.shape[2] % LENGTH_MULTIPLE:
         # XLA stores others with the outputs along lanes, and would copy all of them for the kernel
-        allowed = f"rows of a multiple of {ROW_MULTIPLE} elements or words"
+        allowed = f"rows of a multiple of {LENGTH_MULTIPLE} elements or words"
         return KernelError("weight.shape", weight.shape, allowed)
     return None
 

@@ -22,6 +22,7 @@ from pallas_kernels.quantized_matmul import (
     quantized_matmul,
 )
 from pallas_kernels.quantized_matmul.activations import rounded_rows, split_rows
+from pallas_kernels.quantized_matmul.api import check_operands
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
 from pallas_kernels.quantized_matmul.splits import dequantizes
 
@@ -50,6 +51,7 @@ def linear(
     is_plain = isinstance(weight, jax.Array) and scale is None and not isinstance(x, RoundedRows)
     if not is_plain and input_scale is None:
         operand, activations = _as_quantized(weight, scale), _activations(scale, activations)
+        check_operands(x, operand, activations, out_dtype)
         shape = MatmulShape.of(x, operand, activations)
         whole = OPERATIONS["linear_layer"].get(_first(matmul, shape))
         if whole is not None:

@@ -47,7 +47,8 @@ class Int4Weight(NamedTuple):
 
     value = (nibble - zero) * scale. A group is K / scales.shape[0] neighbouring inputs: 32, 64,
     128, or all of them. Scales lie group by group, so that the scales of neighbouring output
-    channels are neighbours. Without zeros the zero point is 8.
+    channels are neighbours. Without zeros the zero point is 8. Rows of `grouped_linear` may be
+    filled up with words, then with scales, which are finite: rows of zeros meet them.
     """
 
     packed: jax.Array  # uint16[N, 64 * ceil(K / 256)], see the module
@@ -77,11 +78,12 @@ def group_of(inputs: int, groups: int, words: int | None) -> int:
     Args:
         inputs: of a row.
         groups: scales of a row.
-        words: of a row of 4 bits, which may be filled up behind the inputs, then with its groups;
+        words: of a row of 4 bits; more than its inputs need are filled up, with their groups.
             None: of 8 bits.
     """
-    held = inputs if words is None else NIBBLES * words
-    return held // groups if held % groups == 0 and held // groups in GROUPS else inputs // groups
+    if words is None or words == packed_columns(inputs):
+        return inputs // groups
+    return NIBBLES * words // groups
 
 
 def pack_int4(nibbles: Any) -> Any:

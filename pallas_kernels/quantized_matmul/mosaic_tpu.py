@@ -104,15 +104,17 @@ def prepare(refs: Operands, around: Around, held: tuple[Any, ...], form: Form) -
 
 
 def by_rows(rows: int, some: Callable[[Any], None]) -> None:
-    """Calls `some` with slices of so many rows in turn, or of all where they are no whole tiles."""
-    if rows % ROW_MULTIPLE:
-        some(pl.ds(0, rows))
-        return
+    """Calls `some` with slices of ROW_MULTIPLE rows in turn, the last of what is left: what it
+    makes of a slice is beside the rows that the chip's memory holds, and so has to be small."""
 
     def body(index: Any, _: None) -> None:
         some(pl.ds(pl.multiple_of(index * ROW_MULTIPLE, ROW_MULTIPLE), ROW_MULTIPLE))
 
-    lax.fori_loop(0, rows // ROW_MULTIPLE, body, None)
+    whole, left = divmod(rows, ROW_MULTIPLE)
+    if whole:
+        lax.fori_loop(0, whole, body, None)
+    if left:
+        some(pl.ds(whole * ROW_MULTIPLE, left))
 
 
 def _kernel(

@@ -22,7 +22,7 @@ from pallas_kernels.compat import result_like
 from pallas_kernels.linear.api import Norm
 
 TILE_BYTES = 1 << 20  # of the heads of a grid step's tokens
-ROW_MULTIPLE = 16  # tokens of a tile of 16 bits
+TOKEN_MULTIPLE = 16  # tokens of a tile of 16 bits
 Form = tuple[float, bool] | None  # eps and offset of a norm
 
 
@@ -73,8 +73,8 @@ def _call(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     tokens, kv_heads, parts, head_dim = qkv.shape
     heads = kv_heads * parts
-    fitting = TILE_BYTES // (4 * heads * head_dim) // ROW_MULTIPLE * ROW_MULTIPLE
-    tile = min(max(fitting, ROW_MULTIPLE), tokens)
+    fitting = TILE_BYTES // (4 * heads * head_dim) // TOKEN_MULTIPLE * TOKEN_MULTIPLE
+    tile = min(max(fitting, TOKEN_MULTIPLE), tokens)
 
     def rows(count: int) -> pl.BlockSpec:
         return pl.BlockSpec((tile, count, head_dim), lambda step: (step, 0, 0))

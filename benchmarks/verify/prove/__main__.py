@@ -28,10 +28,10 @@ from benchmarks.verify.prove.touched import touched
 
 def _share(text: str) -> tuple[int, int]:
     """K and N of "K/N"."""
-    first, every = map(int, text.split("/"))
-    if not 1 <= first <= every:
-        raise ValueError(text)
-    return first, every
+    first, _, every = text.partition("/")
+    if not (first.isdecimal() and every.isdecimal() and 1 <= int(first) <= int(every)):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is K/N with 1 <= K <= N")
+    return int(first), int(every)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

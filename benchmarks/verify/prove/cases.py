@@ -22,7 +22,7 @@ class Case:
 
     Attributes:
         operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled",
-            "rotate_and_write", "quantized_matmul" or "kept_threshold".
+            "rotate_and_write", "quantized_matmul", "linear_layer" or "kept_threshold".
         backend: of the operation.
         kinds: keys of `benchmarks.verify.prove.targets.KINDS`.
         problem: shapes and options.

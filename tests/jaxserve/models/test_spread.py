@@ -147,6 +147,29 @@ def test_a_store_of_another_form_is_refused(
         store.restore_model(tmp_path, model, lambda done, total: None)
 
 
+@pytest.mark.parametrize(("words", "refused"), [(192, True), (256, False)])
+def test_a_tpu_refuses_a_store_of_experts_that_are_not_filled_up(
+    tmp_path: Path, monkeypatch: Any, words: int, refused: bool
+) -> None:
+    """Its kernel would not take them, and XLA would dequantise every expert at every step."""
+    name = "blocks.0.mlp.down.weight"
+    format = WeightFormat(Encoding("int4", 64), native=False, experts=True)
+
+    class Record:
+        about: ClassVar[dict[str, Any]] = {"weights": {name: asdict(format)}}
+
+        def leaves(self) -> dict[str, Any]:
+            return {f"{name}.values": jax.ShapeDtypeStruct((2, 128, words), "uint16")}
+
+    monkeypatch.setattr(store, "read_record", lambda path: Record())
+    assert store.stored_plan(tmp_path, LinearForm(experts="triton"))
+    if not refused:
+        assert store.stored_plan(tmp_path, LinearForm(experts="mosaic_tpu"))
+        return
+    with pytest.raises(CheckpointError, match=f"{name}.*rows of 192 words.*multiple of 128"):
+        store.stored_plan(tmp_path, LinearForm(experts="mosaic_tpu"))
+
+
 @pytest.mark.parametrize("kind", ["int4", "fp8"])
 def test_parts_of_native_blocks_are_the_blocks_of_parts(kind: str) -> None:
     """So that each device has what its kernels would have made of its part of the weight."""

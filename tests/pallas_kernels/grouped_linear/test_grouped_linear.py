@@ -19,7 +19,7 @@ from pallas_kernels.grouped_linear.layer import Layer
 from pallas_kernels.grouped_linear.xla import block_rows, in_blocks
 from pallas_kernels.linear import NativeWeight, as_stored_weight, stored_dtype
 from pallas_kernels.native.weights import pack_native
-from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, dequantize
+from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, dequantize
 from pallas_kernels.quantized_matmul.formats import unpack_int4
 
 # those that take any shape; that of a TPU has a file of its own
@@ -227,6 +227,11 @@ def test_triton_refuses_tables_that_it_would_count_wrongly(
         jax.eval_shape(product, weight)
 
 
+def int4_weight(words: int = 64, groups: int = 1) -> Int4Weight:
+    """Of six groups of 8 outputs."""
+    return Int4Weight(jnp.zeros((6, 8, words), jnp.uint16), jnp.ones((6, groups, 8)))
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -244,4 +249,23 @@ def test_refusals_name_the_operand(changes: dict[str, object], field: str) -> No
     given = {"x": x, "weight": weight, "sizes": jnp.zeros(6, jnp.int32), "backend": "xla"}
     with pytest.raises(KernelError) as caught:
         grouped_linear(**given | changes)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("weight", "field"),
+    [
+        (int4_weight(words=32), "weight.packed"),
+        (int4_weight(groups=3), "weight.scales"),
+        (int4_weight(words=128, groups=2), "weight.scales"),
+        (int4_weight()._replace(zeros=jnp.zeros((6, 2, 8), jnp.uint8)), "weight.zeros"),
+        (Int8Weight(jnp.zeros((6, 8, 4), jnp.int8), jnp.ones((6, 8))), "weight.values"),
+        (Int8Weight(jnp.zeros((6, 8, INPUTS), jnp.int8), jnp.ones((8, 6))), "weight.scale"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_name(weight: Any, field: str) -> None:
+    """A kernel would read beside them."""
+    x, sizes = jnp.zeros((4, INPUTS)), jnp.zeros(6, jnp.int32)
+    with pytest.raises(KernelError) as caught:
+        grouped_linear(x, weight, sizes, backend="triton", interpret=True)
     assert caught.value.field == field

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pallas_kernels import KernelError
 from pallas_kernels.linear import Norm, linear
 from pallas_kernels.linear.mosaic_tpu import layer
 from pallas_kernels.quantized_matmul import Int8Weight, Rounding, tpu_tiles
 from tests.pallas_kernels.quantized_matmul import oracle
 from tests.pallas_kernels.strategies import SEEDS, examples
 
-TILE = 32  # rows of a block here
+TILE = 64  # rows of a block here: more than are normed at once
 EPS = 1e-5
 
 
@@ -149,3 +150,31 @@ def test_rows_that_are_rounded_already_are_not_rounded_again() -> None:
     once = layer(x, weight, rounds=True, **around, interpret=True)
     again = layer(Rounding("int8").of(x), weight, rounds=True, **around, interpret=True)
     np.testing.assert_array_equal(once, again)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "inputs", "options", "field"),
+    [
+        ("int8", 0, 256, {}, "x.shape"),
+        ("int8", 4, 128, {}, "weight.values"),
+        ("int4 64", 4, 320, {}, "weight.packed"),
+        ("int8", 4, 256, {"activations": "int4"}, "activations"),
+        ("int4 64", 4, 256, {"activations": "int8"}, "activations"),
+        ("fp8", 4, 256, {"activations": "int8"}, "activations"),
+        ("int8", 4, 256, {"activations": "fp8"}, "activations"),
+        ("int8", 4, 256, {"cut": 64}, "weight.scale"),
+        ("int4 64", 4, 256, {"cut": 64}, "weight.scales"),
+    ],
+    ids=str,
+)
+def test_refusals_are_those_of_the_product(
+    kind: str, rows: int, inputs: int, options: dict[str, Any], field: str
+) -> None:
+    given = dict(options)
+    weight: Any = oracle.random_weight(np.random.default_rng(0), 128, 256, kind)
+    if cut := given.pop("cut", None):
+        weight = weight._replace(**{field.removeprefix("weight."): weight[1][..., :cut]})
+    x = jnp.zeros((rows, inputs), jnp.bfloat16)
+    with pytest.raises(KernelError) as caught:
+        linear(x, weight, matmul=("mosaic_tpu",), backend="xla", **given)
+    assert caught.value.field == field

@@ -50,7 +50,7 @@ def test_all_cases_of_a_touched_kernel_are_compiled_and_a_quick_run_is_no_longer
     assert cases_for("h200", kernels=frozenset()) == ()
 
 
-def test_held_out_cases_are_shared_out() -> None:
+def test_held_out_cases_are_shared_out(capsys) -> None:
     decode = frozenset({("decode", "mosaic_gpu")})
     quick = set(cases_for("h200", quick=True))
     shares = [
@@ -62,6 +62,7 @@ def test_held_out_cases_are_shared_out() -> None:
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     with pytest.raises(SystemExit):
         command.main(["--share", "4/3"])
+    assert "'4/3': allowed is K/N with 1 <= K <= N" in capsys.readouterr().err
 
 
 def test_the_command_compiles_what_its_files_touch(monkeypatch, capsys) -> None:
