@@ -38,6 +38,8 @@ def plan_host_pages(asked: EngineConfig, runner: Runner, mesh: Mesh) -> int:
         raise ValidationError(FIELD, size, f"at least one page of {page_bytes} bytes")
     runner.set_host_pages(num_pages)
     left = share_of_host(asked)
+    if left is not None:
+        left -= runner.host_weight_bytes
     if left is not None and device_limit(mesh.devices.flat[0]) is None:
         # the devices of a CPU share the host's memory
         left -= RESERVE_BYTES + mesh.size * (sum(runner.demand()) + 2 * page_bytes)
