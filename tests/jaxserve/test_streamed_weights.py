@@ -13,19 +13,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from jaxserve import LLM, SamplingParams
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.host_memory import PINNED_LIMIT, pinned_limit
-from jaxserve.loading import engine_build, engine_plan
-from jaxserve.loading.engine_plan import EnginePlan, check_offload, plan_streamed
+from jaxserve.loading import engine_build, engine_plan, tier_plan
+from jaxserve.loading.engine_plan import EnginePlan, check_offload, decide, plan_streamed
 from jaxserve.models.streamed import HELD, largest_parameters, streamed_bytes, streamed_layers
 from jaxserve.models.weights import abstract_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.parallel.placement import HOST
 from jaxserve.parallel.platform import kind_of
 from tests.jaxserve.loading.test_engine_plan import CASE, asked_for, built, decided_for, tokens
+from tests.jaxserve.test_step_contract import SETTINGS
 
 GIB = 1 << 30
 
@@ -164,6 +168,66 @@ def test_weights_on_the_host_give_the_same_tokens(
             runner.take_back_weights()
             assert tokens(engine) == expected
         engine.close()
+
+
+def test_pages_of_the_host_have_what_the_weights_leave(
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = decided_for(asked_for(model_folder(CASE)))
+    mesh = make_mesh(1)
+    runner = replace(decided, streamed=2).runner(mesh)
+    pages = 7 * runner.cache.page_bytes(1)
+    asked = replace(decided.config.asked, kv_offloading_size=pages / GIB)
+    monkeypatch.setattr(tier_plan, "device_limit", lambda _: GIB)
+    needed = runner.host_weight_bytes + pages
+    monkeypatch.setattr(tier_plan, "share_of_host", lambda _: needed)
+    assert tier_plan.plan_host_pages(asked, runner, mesh) == 7
+    monkeypatch.setattr(tier_plan, "share_of_host", lambda _: needed - 1)
+    with pytest.raises(ValidationError, match="kv_offloading_size"):
+        tier_plan.plan_host_pages(asked, runner, mesh)
+
+
+@pytest.mark.slow
+def test_an_llm_takes_new_weights_on_the_host_and_writes_no_store(
+    model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def streamed(*given: Any, **options: Any) -> Any:
+        decided, _, tokenizer = decide(*given, **options)
+        decided = replace(decided, streamed=2)
+        config, runner = decided.config, decided.runner(make_mesh(1))
+        runner.set_pool(config.cache.num_pages, config.scheduler.max_model_len)
+        return decided, runner, tokenizer
+
+    monkeypatch.setattr(engine_build, "decide", streamed)
+    on_device: list[tuple[int, ...]] = []
+    asarray = jnp.asarray
+
+    def recorded(value: Any, *given: Any, **options: Any) -> jax.Array:
+        on_device.append(np.shape(value))
+        return asarray(value, *given, **options)
+
+    llm = LLM(str(model_folder(CASE)), **SETTINGS)
+    runner = llm.client.engine.runner
+    assert llm.footprint.weight_bytes > runner.weight_bytes
+    stacks = {x.shape for x in runner._leaves if x.sharding.memory_kind == HOST}
+    monkeypatch.setattr(jnp, "asarray", recorded)
+    prompt, params = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=5)
+
+    def tokens() -> list[int]:
+        return llm.generate(prompt, params)[0].outputs[0].token_ids
+
+    given = jax.tree.map(np.asarray, llm.params)
+    before = tokens()
+    assert llm.update_weights(jax.tree.map(lambda x: 0 * x, given)) == 1
+    assert tokens() != before
+    assert llm.update_weights(given) == 2
+    assert tokens() == before
+    assert {x.shape for x in runner._leaves if x.sharding.memory_kind == HOST} == stacks
+    assert on_device and not stacks & set(on_device), "no stack was on the device"
+    with pytest.raises(ValidationError, match=r"cpu_offload_gb.*none where a model is saved"):
+        llm.save(tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    llm.close()
 
 
 def test_a_feature_that_looks_into_layers_is_refused(model_folder: Callable[..., Path]) -> None:
