@@ -589,11 +589,15 @@ class LLM(EngineCalls, Pictures):
 
         Raises:
             checkpoints.CheckpointError: the folder holds something else, or there is no room.
-            ValidationError: the LLM sleeps.
+            ValidationError: the LLM sleeps, or weights are on the host (`cpu_offload_gb`).
             EngineDeadError: as `generate`.
         """
         self.client.check_alive()
         self._opened.sleeping.check_awake()
+        asked = self.config.asked
+        if self._opened.plan.streamed:
+            allowed = "none where a model is saved: a store has each layer apart"
+            raise ValidationError("cpu_offload_gb", asked.cpu_offload_gb, allowed)
         weights = self.client.engine.runner.weights()
         settings = self.config.model
         save_model(
@@ -601,7 +605,7 @@ class LLM(EngineCalls, Pictures):
             Path(path),
             dtype=settings.dtype,
             model_folder=Path(self._opened.plan.model_path),
-            made_up=self.config.asked.load_format == "dummy" and not self._requests.weights_version,
+            made_up=asked.load_format == "dummy" and not self._requests.weights_version,
         )
 
     def _check_ready(self, lora_request: LoRARequest | None) -> None:

@@ -81,10 +81,11 @@ from jaxserve.models.linear import LinearForm
 from jaxserve.models.mlp import GATED_IN_PLACE
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.quant_array import QuantArray
-from jaxserve.models.streamed import HELD, HOST
+from jaxserve.models.streamed import HELD
 from jaxserve.models.weights import abstract_model
 from jaxserve.parallel import ShardingRules
 from jaxserve.parallel.mesh import is_divided
+from jaxserve.parallel.placement import HOST
 from pallas_kernels import Backends, choose_backends
 from pallas_kernels.backends import resolve
 from pallas_kernels.quantized_matmul.splits import dequantizes
@@ -95,6 +96,7 @@ MAX_NUM_SEQS = 256
 DTYPE = "bfloat16"
 UTILIZATION = 0.9  # of a device's memory: the engine's default
 TEMPORARIES = 2**30  # kept free of pages
+LEAST_STREAMED = 5  # layers of which a loop makes two turns
 MAX_LOGPROBS = 20  # the engine's default
 FEATURE_SETTINGS = {Images.setting: 1}  # of those features that an engine has by default
 STEPS = {
@@ -496,6 +498,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} is at least 1, not {value}")
+    if options.streamed:
+        shapes = [shape for shape, _, _ in FULL] if options.full else options.shape
+        counts = [with_layers((SHAPES | IMAGE_SHAPES)[one], options.layers) for one in shapes]
+        most = min(model_config_of(one).num_layers for one in counts)
+        if not LEAST_STREAMED <= options.streamed <= most:
+            parser.error(
+                f"--streamed is 0, or {LEAST_STREAMED} (fewer have no loop of two turns) to the "
+                f"{most} layers, not {options.streamed}"
+            )
     return options
 
 

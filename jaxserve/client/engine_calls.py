@@ -109,7 +109,8 @@ class EngineCalls:
     def params(self) -> dict[str, Any]:
         """The model's parameters as Flax has them: nested mappings of arrays.
 
-        They are the engine's own: what donates them ends it.
+        They are the engine's own: what donates them ends it. Layers whose weights a step
+        brings from the host's memory (`cpu_offload_gb`) are below `streamed`, in one array each.
 
         Raises:
             EngineDeadError: the engine was closed.

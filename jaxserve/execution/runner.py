@@ -64,8 +64,8 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.linear import dequantized_bytes
 from jaxserve.models.protocol import Model
-from jaxserve.models.streamed import HELD, HOST, StreamedBlocks, streamed_bytes
-from jaxserve.parallel.placement import HostCopy, placed, put_away
+from jaxserve.models.streamed import HELD, StreamedBlocks, streamed_bytes
+from jaxserve.parallel.placement import HOST, HostCopy, placed, put_away, taken_back
 from jaxserve.scheduling.plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class Runner:
         self._num_commands = 0
         self._buffers = DeviceBuffers(self.features, mesh)
         self._load: Callable[[], Model] | None = None
-        self._kept_weights: list[HostCopy] | None = None
+        self._kept_weights: list[HostCopy | None] | None = None
         self._mapped = config.asked.offloaded_bytes if self._is_cpu else 0
         self._kept: LoweredStepCache | None = None
         self.state: DeviceState | None = None
@@ -246,6 +246,12 @@ class Runner:
     def weight_bytes(self) -> int:
         """Bytes of parameters on each device."""
         return bytes_on_device(self._leaves)
+
+    @property
+    def host_weight_bytes(self) -> int:
+        """Bytes of parameters in the host's memory, from where steps bring them."""
+        on_host = [leaf for leaf in self._leaves if leaf.sharding.memory_kind == HOST]
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in on_host)
 
     @property
     def step_flops(self) -> StepFlops:
@@ -596,13 +602,13 @@ class Runner:
         """Have the parameters that were put away on the devices again."""
         self._tell("take_back_weights")
         kept, self._kept_weights = self._kept_weights, None
-        if isinstance(self._leaves[0], jax.Array):
+        if all(isinstance(leaf, jax.Array) for leaf in self._leaves):
             return  # they stayed
         if kept is None:
             assert self._load is not None
             self.set_weights(self._load(), self._load)
         else:
-            self._leaves = tuple(one.on_devices() for one in kept)
+            self._leaves = taken_back(self._leaves, kept)
 
     def drop_state(self) -> None:
         """Give back the memory of pages and tables. Nothing may run or be found afterwards."""

@@ -276,6 +276,9 @@ def decide_bare(
             raise ValidationError(field, getattr(config, field), "1 without an engine")
     files = _found(config, report)
     mesh = make_mesh(config.tensor_parallel_size)
+    if config.offloaded_bytes and mesh.devices.flat[0].platform != "cpu":
+        allowed = "none without an engine, whose steps bring weights from the host's memory"
+        raise ValidationError("cpu_offload_gb", config.cpu_offload_gb, allowed)
     if config.load_format != "dummy":
         fetch_weights(files, report)
     return choose(config, files, mesh, report, in_memory=in_memory), files, mesh
@@ -311,7 +314,7 @@ def load_weights(
             seed=asked.seed,
             form=decided.form,
             plan=decided.plan,
-            mapped=bool(asked.cpu_offload_gb) and not decided.streamed,
+            mapped=bool(asked.offloaded_bytes) and not decided.streamed,
             streamed=decided.streamed,
             stage=stage,
             told=told,
@@ -402,7 +405,7 @@ def _settle(tier: HostTier, engine: Engine, report: LoadProgress, *, preload: bo
 
 def _footprint(decided: EnginePlan, mesh: Mesh, runner: Runner) -> Footprint:
     model, settings = decided.model, decided.config.model
-    weights = runner.weight_bytes * mesh.size
+    weights = runner.weight_bytes * mesh.size + runner.host_weight_bytes
     if not model.tie_word_embeddings or settings.quantization == "int8":  # a head of its own
         weights -= model.vocab_size * model.hidden_size * jnp.dtype(settings.dtype).itemsize
     return Footprint(weights, runner.cache.token_bytes)

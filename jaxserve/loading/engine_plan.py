@@ -19,7 +19,12 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.encoder import Encoder
-from jaxserve.execution.host_memory import share_of_host
+from jaxserve.execution.host_memory import (
+    PINNED_LIMIT,
+    RESERVE_BYTES,
+    pinned_limit,
+    share_of_host,
+)
 from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.pipeline import PipelineRunner
 from jaxserve.execution.runner import Runner
@@ -40,14 +45,21 @@ from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.protocol import Model
 from jaxserve.models.store import holds_integers, read_scales, stored_plan, stored_quantization
-from jaxserve.models.streamed import largest_stack, streamed_bytes, streamed_layers
+from jaxserve.models.streamed import FIELD, largest_parameters, streamed_bytes, streamed_layers
 from jaxserve.models.weight_plan import (
     Plan,
     multiplies_integers,
     online_quantization,
     plan_weights,
 )
-from jaxserve.models.weights import NO_STORE, abstract_model, check_tensors, with_stored_head
+from jaxserve.models.weights import (
+    MOST_LOADING_THREADS,
+    NO_STORE,
+    abstract_model,
+    check_tensors,
+    with_stored_head,
+)
+from jaxserve.parallel.platform import kind_of
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.parallel.stages import check_stages, stages_of
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
@@ -55,8 +67,8 @@ from pallas_kernels import Backends
 
 logger = logging.getLogger(__name__)
 
-# jax's names of the platforms whose steps bring weights from the host's memory
-STREAMING = ("gpu", "cuda", "tpu")
+# kinds of devices whose steps bring weights from the host's memory
+STREAMING = ("cuda", "tpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,7 @@ class EnginePlan:
         """How layers share page tables; memory, which may lower `max_model_len`, plays no part."""
         asked = self.config.asked
         stages = asked.pipeline_parallel_size
-        if not asked.keep_window_only or stages > 1 or self.streamed:
+        if not asked.keep_window_only or stages > 1:
             return LayerGroups.one(self.model.num_layers, stages)
         longest = asked.max_model_len or self.model.max_context_length
         return LayerGroups.by_window(self.model, longest)
@@ -278,8 +290,8 @@ def choose(
         )
     # of other devices one program is enough
     row_invariant = asked.row_invariant or (asked.deterministic and device.platform == "cpu")
-    if asked.cpu_offload_gb:
-        check_offload(asked, device.platform, is_stored=stored)
+    if asked.offloaded_bytes:
+        check_offload(asked, kind_of(device), is_stored=stored)
     if in_memory:
         _require_room(config, model, mesh)
     if device.platform == "cpu" and dtype == "float16":
@@ -327,7 +339,8 @@ def choose(
             plan = plan_weights(model, form, dtype, checkpoint)
     streamed = 0
     if asked.offloaded_bytes and device.platform != "cpu":
-        streamed = plan_streamed(abstract_model(model, mesh, dtype, form, plan), asked)
+        shapes = abstract_model(model, mesh, dtype, form, plan)
+        streamed = plan_streamed(shapes, asked, kind_of(device))
     paths = str(files.model), str(files.tokenizer)
     return EnginePlan(config, model, backends, form, plan, *paths, streamed=streamed)
 
@@ -338,7 +351,7 @@ def check_offload(asked: EngineConfig, platform: str, *, is_stored: bool) -> Non
     Raises:
         ValidationError: says where they can.
     """
-    field, value = "cpu_offload_gb", asked.cpu_offload_gb
+    field, value = FIELD, asked.cpu_offload_gb
     if platform not in STREAMING and platform != "cpu":
         allowed = f"none on platform {platform}: no step of it was read that brings weights"
         raise ValidationError(field, value, allowed)
@@ -357,27 +370,43 @@ def check_offload(asked: EngineConfig, platform: str, *, is_stored: bool) -> Non
         raise ValidationError(field, value, allowed)
 
 
-def plan_streamed(model: Model, asked: EngineConfig) -> int:
+def plan_streamed(model: Model, asked: EngineConfig, kind: str) -> int:
     """How many of the last layers have their weights in the host's memory.
 
     Args:
         model: of abstract parameters.
-        asked: the settings.
+        asked: the settings, with some `offloaded_bytes`.
+        kind: of the device, see `kind_of`.
 
     Raises:
         ValidationError: the host has no room for them, or the layers differ.
     """
-    count = streamed_layers(model, asked.offloaded_bytes)
+    value = asked.cpu_offload_gb
+    assert value is not None
+    count = streamed_layers(model, value)
     layer, room = streamed_bytes(model) // model.config.num_layers, share_of_host(asked)
-    needed = count * layer + largest_stack(model, count)
-    if room is not None and needed > room:
-        allowed = (
-            f"at most {max(0, room) / 2**30:.4g} GiB here: {count} layers of {gb(layer)} need "
-            f"{gb(needed)} of the host's memory while they are read, and {gb(max(0, room))} are "
-            f"available, a memory_reserve of {asked.memory_reserve:.0%} left alone"
+    loading = layer + largest_parameters(model, MOST_LOADING_THREADS)
+    bounds: list[tuple[int, str]] = []
+    if room is not None:
+        text = (
+            f"need {gb(count * loading)} of the host's memory while they are read, and "
+            f"{gb(max(0, room))} are available, a memory_reserve of {asked.memory_reserve:.0%} "
+            "left alone"
         )
-        raise ValidationError("cpu_offload_gb", asked.cpu_offload_gb, allowed)
-    return count
+        bounds.append((max(0, room) // loading, text))
+    if kind == "cuda":
+        limit = pinned_limit()
+        text = (
+            f"need {gb(count * layer)} of pinned memory, of which XLA has {gb(limit)}, "
+            f"{gb(RESERVE_BYTES)} for its own copies: {PINNED_LIMIT} sets it, in GiB"
+        )
+        bounds.append((max(0, limit - RESERVE_BYTES) // layer, text))
+    fits, why = min(bounds, default=(count, ""))
+    if fits >= count:
+        return count
+    # rounded down: what is shown is not refused again
+    most = f"at most {fits * layer / 2**30 * (1 - 5e-4):.4g} GiB" if fits else "none"
+    raise ValidationError(FIELD, value, f"{most} here: {count} layers of {gb(layer)} {why}")
 
 
 def _refusal_of_images(

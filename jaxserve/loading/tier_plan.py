@@ -75,7 +75,10 @@ def host_bytes(num_pages: int, runner: Runner) -> int:
 def _left(asked: EngineConfig, runner: Runner, devices: Sequence[jax.Device]) -> int | None:
     """Bytes of this host's memory beside what devices keep there; None: the system says nothing."""
     left = share_of_host(asked)
-    if left is not None and device_limit(devices[0]) is None:
+    if left is None:
+        return None
+    left -= runner.host_weight_bytes
+    if device_limit(devices[0]) is None:
         # the devices of a CPU share the host's memory
         page_bytes = runner.cache.page_bytes(1)
         left -= RESERVE_BYTES + len(devices) * (sum(runner.demand()) + 2 * page_bytes)

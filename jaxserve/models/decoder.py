@@ -72,14 +72,22 @@ class Decoder(nnx.Module):
             if rows.hooks.layer is not None:
                 x = rows.hooks.layer(layer, x)
         if self.streamed is not None:
-            x, cache = self.through_streamed(x, rows, cache, attend)
+            x, cache = self.through_streamed(x, rows, cache, attend, start, end)
         return (self.norm(x) if end == self.config.num_layers else x), cache
 
     def through_streamed(
-        self, x: jax.Array, rows: TokenRows, cache: Cache, attend: Attend[Cache]
+        self,
+        x: jax.Array,
+        rows: TokenRows,
+        cache: Cache,
+        attend: Attend[Cache],
+        start: int,
+        end: int,
     ) -> tuple[jax.Array, Cache]:
-        """Runs the layers whose weights are on the host."""
+        """Runs the layers whose weights are on the host; all are in [start, end), without hooks."""
         assert self.streamed is not None
+        assert start <= self.streamed.first and end == self.config.num_layers
+        assert rows.hooks.layer is None
         angles = self.angles(rows)[self.streamed.first]
         return self.streamed(x, cache, lambda layer: AtLayer(layer, rows, angles, attend))
 

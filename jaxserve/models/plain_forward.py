@@ -42,7 +42,8 @@ def causal_attend(
             seen &= distance < window
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
         if told is not None:
-            told(alike(layer), weights.reshape(-1, *weights.shape[2:]))
+            assert isinstance(layer, int), "a loop's layer has weights in the loop alone"
+            told(layer, weights.reshape(-1, *weights.shape[2:]))
         out = jnp.einsum("kgts,skd->tkgd", weights, v, precision=highest)
         return out.reshape(q.shape).astype(dtype), cache
 

@@ -91,6 +91,6 @@ class PreNormDecoder(Decoder):
             behind = self.blocks[layer].behind
             normed, x = self.form.residual_normed(x, product, norm, rounding, behind)
         if self.streamed is not None:
-            x, cache = self.through_streamed(x, rows, cache, attend)
+            x, cache = self.through_streamed(x, rows, cache, attend, start, whole)
             return self.norm(x), cache
         return (normed if end == self.config.num_layers else x), cache

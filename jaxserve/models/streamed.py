@@ -13,13 +13,11 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.errors import ValidationError
-from jaxserve.models.config import ModelConfig
 from jaxserve.models.protocol import AtLayer, Cache, Looped
 from jaxserve.models.sources import Place
-from jaxserve.parallel.placement import placed
+from jaxserve.parallel.placement import HOST, placed
 
 FIELD = "cpu_offload_gb"
-HOST = "pinned_host"  # JAX's name of the host's memory that a device reads
 # of its weights these stay on the host; the others, vectors and routers, are few
 ROLES = ("linear", "experts")
 HELD = 4  # layers that the device may have at once: of two turns, as a compiler may order them
@@ -76,19 +74,19 @@ class StreamedBlocks(nnx.Module):
         return run(last, following, x, cache)
 
 
-def streamed_layers(model: Any, num_bytes: int) -> int:
-    """How many of a model's last layers stay on the host so that so many bytes do, or all.
+def streamed_layers(model: Any, gib: float) -> int:
+    """How many of a model's last layers stay on the host so that so many GiB do, or all.
 
     Args:
         model: with its parameters or their shapes, none of them streamed yet.
-        num_bytes: above 0.
+        gib: a byte at least.
 
     Raises:
         ValidationError: its layers are not alike.
     """
-    blocks = list(model.blocks)
-    _require_alike(model.config, blocks)
-    return min(len(blocks), math.ceil(num_bytes / streamed_bytes(blocks[0])))
+    _require_alike(model, FIELD, gib)
+    layers = math.ceil(int(gib * 2**30) / streamed_bytes(model.blocks[0]))
+    return min(len(model.blocks), layers)
 
 
 def streamed_bytes(module: Any) -> int:
@@ -101,14 +99,16 @@ def streamed_bytes(module: Any) -> int:
     )
 
 
-def largest_stack(model: Any, count: int) -> int:
-    """Bytes of the largest array that so many streamed layers have together: loading it takes as
-    many more of the host's memory."""
-    return max(
-        count * leaf.size * leaf.dtype.itemsize
+def largest_parameters(model: Any, number: int) -> int:
+    """Bytes of so many of the largest parameters of a layer.
+
+    Those of all streamed layers are in the host's memory twice while they are loaded.
+    """
+    sizes = [
+        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(variable.get_value()))
         for _, variable in nnx.to_flat_state(nnx.state(model.blocks[0], nnx.Param))
-        for leaf in jax.tree.leaves(variable.get_value())
-    )
+    ]
+    return sum(sorted(sizes)[-number:])
 
 
 def with_streamed(model: Any, count: int) -> Any:
@@ -118,7 +118,7 @@ def with_streamed(model: Any, count: int) -> Any:
         ValidationError: its layers are not alike.
     """
     blocks = list(model.blocks)
-    _require_alike(model.config, blocks)
+    _require_alike(model, "streamed", count)
     first = len(blocks) - count
     graph, state = nnx.split(blocks[first])
 
@@ -165,8 +165,9 @@ def of_layers(model: Any, place: Place, variable: Any, make: Callable[[Place, An
     )
 
 
-def _require_alike(config: ModelConfig, blocks: list[Any]) -> None:
-    """Raises ValidationError unless one program computes each layer."""
+def _require_alike(model: Any, field: str, value: float) -> None:
+    """Raises ValidationError, which names the field, unless one program computes each layer."""
+    config, blocks = model.config, list(model.blocks)
     windows = {config.layer_window(layer) for layer in range(config.num_layers)}
     kinds = {
         (graph, jax.tree.structure(state), *((x.shape, x.dtype) for x in jax.tree.leaves(state)))
@@ -174,4 +175,4 @@ def _require_alike(config: ModelConfig, blocks: list[Any]) -> None:
     }
     if len(windows) > 1 or len(config.ropes) > 1 or len(kinds) > 1:
         allowed = f"none for {config.architecture} of layers that differ: one loop has all"
-        raise ValidationError(FIELD, "of layers", allowed)
+        raise ValidationError(field, value, allowed)

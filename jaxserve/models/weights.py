@@ -291,8 +291,10 @@ def _filled(model: Model, make: Make, told: Callable[[int, int], Any]) -> Model:
         if variable.get_value() is None:
             return item
         if place[0] == "streamed":
-            return place, variable.replace(of_layers(model, place, variable, make))
-        return place, variable.replace(jax.block_until_ready(make(place, variable)))
+            made = of_layers(model, place, variable, make)
+        else:
+            made = make(place, variable)
+        return place, variable.replace(jax.block_until_ready(made))
 
     # as many parameters are under way as there are threads, so that host memory stays bounded
     flat = nnx.to_flat_state(state)

@@ -78,6 +78,8 @@ def test_the_defaults_are_the_whole_model_on_one_h200() -> None:
         ["--layers", "0"],
         ["--num-pages", "-1"],
         ["--tensor-parallel", "0"],
+        ["--streamed", "4"],
+        ["--streamed", "8", "--layers", "7"],
     ],
     ids=lambda arguments: " ".join(arguments),
 )
