@@ -211,7 +211,7 @@ def test_an_llm_takes_new_weights_on_the_host_and_writes_no_store(
     assert llm.footprint.weight_bytes > runner.weight_bytes
     stacks = {x.shape for x in runner._leaves if x.sharding.memory_kind == HOST}
     monkeypatch.setattr(jnp, "asarray", recorded)
-    prompt, params = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=5)
+    prompt, params = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(temperature=0, max_tokens=5)
 
     def tokens() -> list[int]:
         return llm.generate(prompt, params)[0].outputs[0].token_ids

@@ -218,7 +218,7 @@ def test_a_restart_finds_pages_in_files_and_a_stall_delays_only_who_needs_them(
         step()
     assert "r0" not in ends and engine.has_work
     go_on.set()
-    tokens, num_steps = [], 0
+    num_steps, tokens = 0, list[int]()
     while "r0" not in ends:
         num_steps += tiers(engine).num_read == 4
         output = engine.step()
