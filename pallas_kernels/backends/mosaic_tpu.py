@@ -232,7 +232,14 @@ BACKEND = Backend(
             True,
         ),
         Implementation("rotary", "rotary.mosaic_tpu", covers_rotary, (TPU,), True),
-        Implementation("linear_layer", "linear.mosaic_tpu", covers_matmul, (TPU,), True),
+        Implementation(
+            "linear_layer",
+            "linear.mosaic_tpu",
+            covers_matmul,
+            (TPU,),
+            True,
+            instruction="matmul",
+        ),
         Implementation("route", "route.mosaic_tpu", covers_route, (TPU,), True),
         Implementation(
             "matmul",
