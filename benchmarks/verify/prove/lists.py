@@ -285,7 +285,7 @@ PROVED = (
         ProofCase(Matmul(40, weight="int8", activations="int8")),
     )),
     Proved("linear_layer", "mosaic_tpu", TPU_CHIPS, (
-        ProofCase(Matmul(weight="int8", activations="int8")),
+        ProofCase(Matmul(weight="int8", activations="int8"), quick=("v5e",)),
         ProofCase(Matmul()),
         # the most rows that are held, and no whole tiles of them
         ProofCase(Matmul(88, 14336, 8192, weight="int8", activations="int8")),
