@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -32,11 +33,12 @@ def names(server: Server) -> list[str]:
 def engines(server: Server) -> list[int]:
     """The processes of both models' engines, or of one, that of the first model first."""
 
-    def begin(pid: int) -> int:
-        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-        return int(fields.split()[19])
-
-    return sorted(children(server, ENGINE), key=begin)
+    begins = {}
+    for pid in children(server, ENGINE):
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            begins[pid] = int(fields.split()[19])
+    return sorted(begins, key=begins.__getitem__)
 
 
 def answers(server: Server) -> list[Any]:
@@ -122,7 +124,8 @@ def test_each_front_answers_for_each_model_and_one_models_engine_may_die(tmp_pat
 
         def is_given_up() -> bool:
             for pid in engines(server)[1:]:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             return bool(given_up.error)
 
         until(is_given_up)

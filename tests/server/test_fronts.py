@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -28,7 +29,10 @@ CONTROL = ("--enable-control-routes", "--enable-server-load-tracking")
 def children(server: Server, module: str) -> list[int]:
     tasks = Path(f"/proc/{server.process.pid}/task")
     found = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-    words = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in found}
+    words = {}
+    for pid in found:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            words[int(pid)] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return sorted(pid for pid, one in words.items() if module.encode() in one)
 
 
