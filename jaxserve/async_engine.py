@@ -216,11 +216,7 @@ class AsyncEngine:
         return self._stream(request_id, lambda: self.prepare(prompt, params, request_id, queueing))
 
     async def prepare(
-        self,
-        prompt: Prompt,
-        params: Params,
-        request_id: str,
-        queueing: Queueing | None = None,
+        self, prompt: Prompt, params: Params, request_id: str, queueing: Queueing | None = None
     ) -> PreparedRequest:
         """Check and tokenise one request, which the engine learns of when it is streamed.
 

@@ -183,11 +183,7 @@ class EngineClient(ABC):
         return self._processor.has_live
 
     def prepare(
-        self,
-        prompt: Prompt,
-        params: Params,
-        request_id: str,
-        queueing: Queueing | None = None,
+        self, prompt: Prompt, params: Params, request_id: str, queueing: Queueing | None = None
     ) -> PreparedRequest:
         """Check and tokenise one request; see `InputProcessor.prepare`."""
         return self.inputs.prepare(prompt, params, request_id, queueing)

@@ -173,11 +173,7 @@ class InputProcessor:
         self.prompts.close()
 
     def prepare(
-        self,
-        prompt: Prompt,
-        params: Params,
-        request_id: str,
-        queueing: Queueing | None = None,
+        self, prompt: Prompt, params: Params, request_id: str, queueing: Queueing | None = None
     ) -> PreparedRequest:
         """Check one request; it is not checked again later.
 

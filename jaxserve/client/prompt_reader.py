@@ -121,9 +121,7 @@ class PromptReader:
             raise ValidationError("prompt", prompt, "a prompt of at least one token")
         if num_tokens >= self._max_model_len:
             raise ValidationError(
-                "prompt",
-                f"{num_tokens} tokens",
-                too_long(self._max_model_len, num_tokens),
+                "prompt", f"{num_tokens} tokens", too_long(self._max_model_len, num_tokens)
             )
 
     def _check_tokens(self, tokens: Any) -> list[int]:

@@ -374,9 +374,7 @@ class Runner:
 
     def _program_table(self) -> ProgramTable:
         cost = partial(
-            predicted_cost,
-            features=self.features,
-            numbers_per_token=self._numbers_per_token,
+            predicted_cost, features=self.features, numbers_per_token=self._numbers_per_token
         )
         return ProgramTable(self._shapes, self.compile_program, cost)
 

@@ -232,13 +232,7 @@ def build(
         cost = ModelCost(decided.model, *footprint, devices=mesh.size)
     overlap = asked.overlap
     engine = Engine(
-        scheduler,
-        runner,
-        overlap=overlap,
-        grammars=grammars,
-        cost=cost,
-        busy=busy,
-        encoder=encoder,
+        scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy, encoder=encoder
     )
     if others is not None:
         others.serve(runner)
@@ -353,10 +347,7 @@ def _make_scheduler(
 
 
 def _compile(
-    runner: Runner,
-    config: ResolvedConfig,
-    cache_folder: Path | None,
-    report: LoadProgress,
+    runner: Runner, config: ResolvedConfig, cache_folder: Path | None, report: LoadProgress
 ) -> None:
     """The programs that are wanted before the engine is ready."""
     begin = time.monotonic()

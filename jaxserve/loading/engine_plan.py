@@ -19,12 +19,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.encoder import Encoder
-from jaxserve.execution.host_memory import (
-    PINNED_LIMIT,
-    RESERVE_BYTES,
-    pinned_limit,
-    share_of_host,
-)
+from jaxserve.execution.host_memory import PINNED_LIMIT, RESERVE_BYTES, pinned_limit, share_of_host
 from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.pipeline import PipelineRunner
 from jaxserve.execution.runner import Runner
@@ -46,12 +41,7 @@ from jaxserve.models.moe import MoeConfig
 from jaxserve.models.protocol import Model
 from jaxserve.models.store import holds_integers, read_scales, stored_plan, stored_quantization
 from jaxserve.models.streamed import FIELD, largest_parameters, streamed_bytes, streamed_layers
-from jaxserve.models.weight_plan import (
-    Plan,
-    multiplies_integers,
-    online_quantization,
-    plan_weights,
-)
+from jaxserve.models.weight_plan import Plan, multiplies_integers, online_quantization, plan_weights
 from jaxserve.models.weights import (
     MOST_LOADING_THREADS,
     NO_STORE,

@@ -121,11 +121,7 @@ def _built(config: EngineConfig, link: Link, report: LoadProgress) -> tuple[Engi
 
 
 def _as_decided(
-    config: EngineConfig,
-    body: EngineDecision,
-    files: ModelFiles,
-    mesh: Mesh,
-    report: LoadProgress,
+    config: EngineConfig, body: EngineDecision, files: ModelFiles, mesh: Mesh, report: LoadProgress
 ) -> EnginePlan:
     """Process 0's decision with the files of this process.
 

@@ -70,11 +70,7 @@ def all_as_lanes(batch: PagedBatch, pages: GroupTables) -> tuple[jax.Array, Pref
 
 
 def make_attend(
-    config: ModelConfig,
-    cache: KVCache,
-    batch: PagedBatch,
-    mesh: Mesh,
-    num_queries: int = 1,
+    config: ModelConfig, cache: KVCache, batch: PagedBatch, mesh: Mesh, num_queries: int = 1
 ) -> Attend[KVPages]:
     """The `attend` callable of one traced step, whose decode rows have `num_queries` tokens.
 

@@ -29,12 +29,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 # activations that the linear layer itself applies
 GATED_IN_PLACE = ("silu", "swish")
 # those that `finish_rows` applies, by its names
-GATES = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
+GATES = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 
 
 class MLP(nnx.Module):

@@ -150,13 +150,7 @@ class SparseMLP(nnx.Module):
         hidden, inner, experts = config.hidden_size, config.expert_size, config.num_experts
         # scores decide which weights are read at all, so they are not rounded to few bits
         self.router = Projection(
-            hidden,
-            (experts,),
-            axes=(None, "hidden"),
-            bias=False,
-            dtype=dtype,
-            form=form,
-            role=None,
+            hidden, (experts,), axes=(None, "hidden"), bias=False, dtype=dtype, form=form, role=None
         )
         up_axes, down_axes = (None, "intermediate", "hidden"), (None, "hidden", "intermediate")
         self.gate_up = Experts((experts, 2 * inner, hidden), up_axes, dtype, form)

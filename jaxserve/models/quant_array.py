@@ -264,12 +264,7 @@ class QuantArray:
         return [values, scale, *zero, *order, *static]
 
     def with_arrays(
-        self,
-        values: Any,
-        scales: Any,
-        zeros: Any,
-        order: Any,
-        input_scale: Any,
+        self, values: Any, scales: Any, zeros: Any, order: Any, input_scale: Any
     ) -> QuantArray:
         """The same weight of arrays whose scales and zeros are [*out, groups]."""
         return replace(

@@ -15,12 +15,7 @@ from pallas_kernels.backends import resolve
 from pallas_kernels.backends.record import Implementation, Tuning
 from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.pages import FLOAT_DTYPES
-from pallas_kernels.quantized_matmul.activations import (
-    RoundedRows,
-    Rounding,
-    Rows,
-    rounded_rows,
-)
+from pallas_kernels.quantized_matmul.activations import RoundedRows, Rounding, Rows, rounded_rows
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
 from pallas_kernels.quantized_matmul.formats import (
     Fp8Weight,

@@ -68,11 +68,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         # Chat templates write the special tokens themselves, so none are added by default.
         special = bool(body.add_special_tokens)
         return await service.encode_chat(
-            body,
-            add_special_tokens=special,
-            tools=self._tools.tools,
-            cut=cut,
-            images=images,
+            body, add_special_tokens=special, tools=self._tools.tools, cut=cut, images=images
         )
 
     async def prepare(self) -> None:
