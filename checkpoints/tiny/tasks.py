@@ -66,11 +66,16 @@ TASKS: dict[str, Task] = {
 
 
 def training_pair(rng: Random, late: bool = False, with_tools: bool = False) -> Pair:
-    """Draw one pair of a random task of which no turn is held out."""
+    """Draw one pair of a random task of which no turn is held out.
+
+    Late, most calls that leave no choice of a tool are drawn again: the choice is learnt last.
+    """
     tasks = [task for task in TASKS.values() if task.with_tools is with_tools]
     (task,) = rng.choices(tasks, [t.late_share if late else t.share for t in tasks])
     while True:
         pair = task.draw(rng)
+        if late and pair.leaves_no_choice and rng.random() < 0.6:
+            continue
         if task.memorised or not any(turn.held_out for turn in (*pair.before, pair)):
             return pair
 
