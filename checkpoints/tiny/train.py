@@ -80,7 +80,8 @@ class TrainConfig:
         # descriptions before names, and steps in negative differences and in max and min
         Tail(3420, 2e-3, 8, (2048, 1024, 2048), (256, 256, 384), 50, 0.62, 3072),
         # fewer with tools: what had fallen behind
-        Tail(480, 7e-4, 16, (2048,), (256,), 10, 0.35, 3072),
+        Tail(300, 7e-4, 16, (2048,), (256,), 10, 0.35, 3072),
+        Tail(400, 4e-4, 16, (2048,), (256,), 0, 0.3, 3072),
     )
     bfloat16: bool = True
     compiled: bool = True
