@@ -270,9 +270,7 @@ def main() -> None:
     else:
         tokenizer = train_tokenizer(tokenizer_texts(arguments.seed), shape.vocab_size)
         save_tokenizer(tokenizer, arguments.output, shape.max_position_embeddings)
-    config = TrainConfig(
-        steps=arguments.steps, seed=arguments.seed, bfloat16=not arguments.float32
-    )
+    config = TrainConfig(steps=arguments.steps, seed=arguments.seed, bfloat16=not arguments.float32)
     trainer = Trainer(config, shape, tokenizer)
     if stopped:
         trainer.resume(arguments.output)
