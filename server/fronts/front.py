@@ -130,7 +130,7 @@ class Front:
                 model.wake()
         except EOFError:  # the server has gone, and the engines with it
             exit_now(0)
-        except Exception:
+        except Exception:  # the process ends, whatever it was
             self._end_with_an_error()
 
     def _take(self, body: Body) -> None:
@@ -160,7 +160,7 @@ class Front:
 
         try:
             await asyncio.gather(*(one.engine.drain(seconds, is_entering) for one in self._models))
-        except Exception:
+        except Exception:  # the process ends, whatever it was
             self._end_with_an_error()
         self._send(Drain(0.0))
 
@@ -174,7 +174,7 @@ class Front:
             try:
                 for model in self._models:
                     model.tell_clock()
-            except Exception:
+            except Exception:  # the loop goes on, for it shows that the front lives
                 logger.exception("what a front has computed could not be told")
 
 

@@ -223,7 +223,7 @@ class FrontProcess:
                     if not is_last(message):  # behind that the application may have work to do
                         await taken.wait()
                         taken.clear()
-        except Exception:
+        except Exception:  # of whatever the application raises the client is told
             logger.exception("an answer was broken off")
             self.send(HttpAnswer(number, {}))
 
@@ -273,7 +273,7 @@ def _full_for(engine: AsyncEngine, group: AddGroup) -> str | None:
 
 
 def _end_of(request_id: str, item: RequestOutput | BaseException) -> Body | None:
-    """What a front is told of the end of a request; None: the tokens say it."""
+    """The message that tells a front of a request's end; None: the tokens say it."""
     if isinstance(item, BaseException):
         return failure_of(request_id, item)
     if any(one.finish_reason == ERROR for one in item.outputs):

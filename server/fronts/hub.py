@@ -216,7 +216,7 @@ class Hub:
                 self.tell_standing()
                 self._add_up()
                 self._end_hung(pulse.beat())
-            except Exception:
+            except Exception:  # the loop goes on, or hung fronts would stay
                 logger.exception("fronts could not be told how the engines stand")
 
     def _end_hung(self, seconds: float) -> None:
