@@ -23,7 +23,7 @@ from checkpoints.tiny.pair import Pair
 from checkpoints.tiny.tasks import TASKS, held_out_pairs
 from jaxserve import LLM, BeamSearchParams
 from jaxserve.bench.measure import describe, environment
-from jaxserve.client.input_processor import Prompt
+from jaxserve.client.prompt_reader import Prompt
 
 WIDTHS = (1, 2, 4, 8)
 LONGEST = 120  # tokens of an answer

@@ -20,7 +20,9 @@ from jaxserve.scheduling.plan import StepPlan
 from jaxserve.simulation.devices import DEVICES
 from jaxserve.simulation.setting import Setting, settle
 from jaxserve.simulation.step_time import LOGITS_PASSES, Rates, Roofline
+from pallas_kernels.backends.mosaic_tpu import LENGTH_MULTIPLE
 from pallas_kernels.grouped_linear.blocks import GPU_SIZES, TPU_SIZES, Sizes, block_size
+from pallas_kernels.quantized_matmul.formats import NIBBLES
 
 CONTEXT = 1024  # tokens of every decode row
 SLOTS = 256  # of the engine whose steps are proved
@@ -42,9 +44,9 @@ LEGEND = f"""\
 Of all layers, by the two or more that were compiled; every decode row has {CONTEXT:,} tokens.
 **Estimates, not measured.** *least*: weights, keys and values are read once (of experts those that
 are chosen when tokens choose evenly), and the longer of bytes and operations at the rates of the
-data sheet. *moved*: these, matrices of experts that several blocks read, and every array between
-kernels, once as it is written and once a reader. *expected*: what the simulator takes for the
-device's rates, and the time between kernels.
+data sheet. *moved*: these, matrices of experts that several blocks read, what rows of 4 bits are
+filled up with, and every array between kernels, once as it is written and once a reader.
+*expected*: what the simulator takes for the device's rates, and the time between kernels.
 """
 
 
@@ -104,7 +106,8 @@ def blocks_per_expert(model: MoeConfig, tokens: int, sizes: Sizes = GPU_SIZES) -
 
 
 def _read_again(setting: Setting, rows: int) -> float:
-    """Bytes of experts' matrices that further blocks of an expert read."""
+    """Bytes of experts' matrices that further blocks of an expert read, and with which rows of 4
+    bits are filled up on a TPU."""
     model = setting.model
     if not isinstance(model, MoeConfig):
         return 0.0
@@ -112,8 +115,14 @@ def _read_again(setting: Setting, rows: int) -> float:
     linear = weight_bytes(model, setting.config.model.dtype, setting.quantization).linear
     chosen = 1.0 - (1.0 - model.experts_per_token / model.num_experts) ** rows
     read = linear * numbers.experts / numbers.linear * chosen / setting.devices
-    sizes = TPU_SIZES if setting.device.platform == "tpu" else GPU_SIZES
-    return read * (blocks_per_expert(model, rows, sizes) - 1.0)
+    if setting.device.platform != "tpu":
+        return read * (blocks_per_expert(model, rows) - 1.0)
+    filled = 1.0
+    if setting.quantization == "int4":
+        # of three matrices of one size the one whose inputs are the inner dimension
+        unit, inputs = NIBBLES * LENGTH_MULTIPLE, model.expert_size // setting.devices
+        filled += (-inputs % unit) / inputs / 3
+    return read * (filled * blocks_per_expert(model, rows, TPU_SIZES) - 1.0)
 
 
 def estimate(step: StepProof) -> Estimate | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
     from jaxserve.async_llm_engine import AsyncLLMEngine
     from jaxserve.client.engine_client import EngineClient, LocalClient
-    from jaxserve.client.input_processor import Prompt as PromptType
+    from jaxserve.client.prompt_reader import Prompt as PromptType
     from jaxserve.config.engine_args import AsyncEngineArgs, EngineArgs
     from jaxserve.config.engine_config import EngineConfig, Isolation
     from jaxserve.config.flags import FlexibleArgumentParser

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.step_history import StepHistory
-from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
+from jaxserve.client.input_processor import Params, PreparedRequest
 from jaxserve.client.output_queue import OutputQueue
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.client.relayed_request import RelayedRequest, Tell
 from jaxserve.client.request_preparation import RequestPreparation
 from jaxserve.config.engine_config import EngineConfig, Isolation
@@ -215,11 +216,7 @@ class AsyncEngine:
         return self._stream(request_id, lambda: self.prepare(prompt, params, request_id, queueing))
 
     async def prepare(
-        self,
-        prompt: Prompt,
-        params: Params,
-        request_id: str,
-        queueing: Queueing | None = None,
+        self, prompt: Prompt, params: Params, request_id: str, queueing: Queueing | None = None
     ) -> PreparedRequest:
         """Check and tokenise one request, which the engine learns of when it is streamed.
 

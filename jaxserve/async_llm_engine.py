@@ -5,14 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +13,8 @@ from typing import Any
 
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.messages import Action
-from jaxserve.client.input_processor import Params, Prompt
+from jaxserve.client.input_processor import Params
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.client.sleep import (
     ABORT,
     KEEP,
@@ -35,11 +29,7 @@ from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.client.vllm_config import ModelNames, VllmNames
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.engine_config import Isolation
-from jaxserve.config.profiler_config import (
-    FOLDER,
-    ProfilerConfig,
-    check_session,
-)
+from jaxserve.config.profiler_config import FOLDER, ProfilerConfig, check_session
 from jaxserve.config.settings import Integer
 from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.loading.hub import locate

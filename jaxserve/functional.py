@@ -241,11 +241,7 @@ def _kernel_values(config: ModelConfig) -> Any:
 
 
 def _one_sequence(
-    params: Params,
-    config: ModelConfig,
-    sites: tuple[str, ...],
-    prompt_len: Any,
-    tokens: jax.Array,
+    params: Params, config: ModelConfig, sites: tuple[str, ...], prompt_len: Any, tokens: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Of tokens int32[T]."""
     model = _module(params, config)

@@ -17,10 +17,11 @@ from jaxserve.client.blocking_requests import Bar
 from jaxserve.client.call_arguments import list_of_prompts, one_a_prompt
 from jaxserve.client.chat_prompts import Message, chat_prompts
 from jaxserve.client.engine_calls import EngineCalls, OpenedEngine
-from jaxserve.client.input_processor import PreparedRequest, Prompt
+from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.client.instruments import Instruments
 from jaxserve.client.likelihood import SCORING, Loglikelihood, parted, scores_of
 from jaxserve.client.pair_prompts import PairText, scoring_params
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.client.similarity import check_scores, pair_up, score
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.profiler_config import ProfilerConfig
@@ -588,11 +589,15 @@ class LLM(EngineCalls, Pictures):
 
         Raises:
             checkpoints.CheckpointError: the folder holds something else, or there is no room.
-            ValidationError: the LLM sleeps.
+            ValidationError: the LLM sleeps, or weights are on the host (`cpu_offload_gb`).
             EngineDeadError: as `generate`.
         """
         self.client.check_alive()
         self._opened.sleeping.check_awake()
+        asked = self.config.asked
+        if self._opened.plan.streamed:
+            allowed = "none where a model is saved: a store has each layer apart"
+            raise ValidationError("cpu_offload_gb", asked.cpu_offload_gb, allowed)
         weights = self.client.engine.runner.weights()
         settings = self.config.model
         save_model(
@@ -600,7 +605,7 @@ class LLM(EngineCalls, Pictures):
             Path(path),
             dtype=settings.dtype,
             model_folder=Path(self._opened.plan.model_path),
-            made_up=self.config.asked.load_format == "dummy" and not self._requests.weights_version,
+            made_up=asked.load_format == "dummy" and not self._requests.weights_version,
         )
 
     def _check_ready(self, lora_request: LoRARequest | None) -> None:

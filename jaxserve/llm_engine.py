@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from jaxserve.client.engine_calls import EngineCalls, OpenedEngine
 from jaxserve.client.engine_client import LocalClient
-from jaxserve.client.input_processor import Params, Prompt
+from jaxserve.client.input_processor import Params
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.client.vllm_config import ModelNames, VllmNames
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.errors import ValidationError

@@ -79,11 +79,11 @@ class BodyReader:
 
         Raises:
             ApiError: no JSON object, or of another content type (400), too slow (408), too large
-                (413), too much at a time (503).
+                (413), compressed (415), too much at a time (503).
             ValidationError: a list is too long.
             ClientDisconnected: the client left before its body was complete.
         """
-        _check_content_type(request)
+        _check_headers(request)
         async with self.whole(request) as body:
             request.state.arrival_time = time.monotonic()
             request.state.body_bytes = len(body)
@@ -214,8 +214,11 @@ def _is_finite(parsed: dict[str, Any] | list[Any]) -> bool:
     return True
 
 
-def _check_content_type(request: Request) -> None:
+def _check_headers(request: Request) -> None:
     given = request.headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(400, f"Content-Type must be application/json, got {kind[:100]!r}")
+    packed = request.headers.get("content-encoding", "").strip().lower()
+    if packed not in ("", "identity"):
+        raise ApiError(415, f"Content-Encoding must be identity, got {packed[:100]!r}")

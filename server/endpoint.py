@@ -34,11 +34,7 @@ class Answerable(Protocol):
 Kind = Callable[[Service, Any, Request], Answerable]
 
 
-async def answer(
-    request: Request,
-    body_type: type[ModelRequest],
-    kind: Kind,
-) -> Response:
+async def answer(request: Request, body_type: type[ModelRequest], kind: Kind) -> Response:
     """The response of an endpoint.
 
     Args:

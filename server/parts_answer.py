@@ -154,10 +154,7 @@ class PartsAnswer(ChatCompletions):
 
 
 async def count_prompt(
-    service: Service,
-    chat: ChatCompletionRequest,
-    request: Request,
-    api_field: Callable[[str], str],
+    service: Service, chat: ChatCompletionRequest, request: Request, api_field: Callable[[str], str]
 ) -> int:
     """How many tokens the prompt of a chat completion would have.
 

@@ -181,9 +181,9 @@ class _Server(uvicorn.Server):
         self._shutdown_timeout = args.shutdown_timeout
         self._service, self._engine = service, service.engine
         self._engines = [one.engine for one in service.models]
-        self._hold(is_held=len(service.models) > 1)
         self._descriptors, self._base_url = descriptors, base_url
         self._hub = hub  # of fronts, which have the connections; None: there are none
+        self._hold(is_held=hub is not None or len(service.models) > 1)
         self._is_loaded = False
         # asyncio keeps only weak references to tasks.
         self._tasks: list[asyncio.Task[None]] = []
@@ -232,12 +232,10 @@ class _Server(uvicorn.Server):
                 "some requests had not finished after %g s: they end with an error",
                 self._shutdown_timeout,
             )
-        if self._hub is None:
-            self.should_exit = True
-            await asyncio.gather(*(engine.shutdown() for engine in self._engines))
-            return
-        await self._engine.shutdown()
-        await self._hub.settle()
+        self.should_exit = self._hub is None
+        await asyncio.gather(*(engine.shutdown() for engine in self._engines))
+        if self._hub is not None:
+            await self._hub.settle()
         self.should_exit = True
 
     async def _announce(self) -> None:
@@ -281,6 +279,8 @@ class _Server(uvicorn.Server):
             )
         self._is_loaded = True
         self._hold(is_held=False)
+        if self._hub is not None:
+            self._hub.tell_standing()
         self._tasks.append(asyncio.ensure_future(self._watch()))
         names = [name for one in self._service.models for name in one.model_names]
         context = " and ".join(f"{engine.max_model_len}" for engine in self._engines)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
-from jaxserve.client.input_processor import check_cache_salt, check_text_fits
+from jaxserve.client.input_processor import check_cache_salt
+from jaxserve.client.prompt_reader import check_text_fits
 from jaxserve.errors import EngineDeadError, PausedError, QueueFullError, ValidationError
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry
@@ -59,7 +60,7 @@ class Service:
         keys: those; None where there are none.
         created: when its models were made, in seconds of the epoch.
         models: the services of all models of the server, the default one first.
-        is_held: no request is let in yet, since another model of the server is still loading.
+        is_held: no request is let in yet, since the server's start has not succeeded.
     """
 
     def __init__(

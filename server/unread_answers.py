@@ -107,10 +107,7 @@ class UnreadAnswers:
     """
 
     def __init__(
-        self,
-        most: int,
-        clock: Callable[[], float] = time.monotonic,
-        counts: Counts | None = None,
+        self, most: int, clock: Callable[[], float] = time.monotonic, counts: Counts | None = None
     ):
         self.most, self.clock = most, clock
         self._counts = counts or Counts()

@@ -5,12 +5,15 @@
     python -m benchmarks.verify.prove_step --device h200 --shape llama-3-70b --tensor-parallel 8
     python -m benchmarks.verify.prove_step --full --markdown docs/memory.md
     python -m benchmarks.verify.prove_step --device h200 a100 --layers 2 --deterministic
+    python -m benchmarks.verify.prove_step --device h200 --layers 9 --streamed 8
 
 Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
 kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
 the pool stays in place; what they launch: kernels a layer, loops, copies, CUDA graphs; and what
 decode steps move and the least time of that, an estimate. With `--deterministic` it compiles the
-one program that such an engine has, which fails where it may sum a row in several orders. Exit
+one program that such an engine has, which fails where it may sum a row in several orders. With
+`--streamed` the weights of so many of the last layers are in the host's memory, and a program fails
+that does not begin to bring them ahead, or has more than a few of them at once. Exit
 codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
 """
 
@@ -20,6 +23,7 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +31,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -50,6 +55,7 @@ from benchmarks.verify.prove import (
     write_json,
 )
 from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
+from benchmarks.verify.prove.streamed import moved_first
 from jaxserve.compilation.compiler_options import compiler_options
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
@@ -63,6 +69,7 @@ from jaxserve.execution.memory_plan import (
 )
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import MOST_SPECIAL, lanes_for, wanted_shapes
+from jaxserve.execution.runner import bytes_on_device
 from jaxserve.execution.step import StepSpec, run_step
 from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
@@ -71,11 +78,14 @@ from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.known_shapes import SHAPES
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.linear import LinearForm
+from jaxserve.models.mlp import GATED_IN_PLACE
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.quant_array import QuantArray
+from jaxserve.models.streamed import HELD
 from jaxserve.models.weights import abstract_model
 from jaxserve.parallel import ShardingRules
 from jaxserve.parallel.mesh import is_divided
+from jaxserve.parallel.placement import HOST
 from pallas_kernels import Backends, choose_backends
 from pallas_kernels.backends import resolve
 from pallas_kernels.quantized_matmul.splits import dequantizes
@@ -86,6 +96,7 @@ MAX_NUM_SEQS = 256
 DTYPE = "bfloat16"
 UTILIZATION = 0.9  # of a device's memory: the engine's default
 TEMPORARIES = 2**30  # kept free of pages
+LEAST_STREAMED = 5  # layers of which a loop makes two turns
 MAX_LOGPROBS = 20  # the engine's default
 FEATURE_SETTINGS = {Images.setting: 1}  # of those features that an engine has by default
 STEPS = {
@@ -122,10 +133,15 @@ JOINED_KERNELS = 1
 IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
-# a sparse layer on one TPU: `split_rotate`, attention, `route`, two grouped products, four products
-# of XLA's and what stands around these; and which rows live, once a step, behind the first layer's
-# attention: of two layers alone it counts as theirs
+# a sparse layer on one TPU, of tokens that the grouped products gather by themselves:
+# `split_rotate`, attention, `route`, two grouped products, four products of XLA's or two layers of
+# quantised weights, and what stands around these; and which rows live, once a step, behind the
+# first layer's attention: of two layers alone it counts as theirs
 TPU_SPARSE_KERNELS, TPU_LIVE_KERNELS = 14, 4
+TPU_GATHERED = 64  # of such tokens; more may be too large
+# a dense layer of quantised weights: four products, `split_rotate`, attention, and the orders of
+# what attention takes and gives; of two layers alone attention's list of work counts as theirs
+TPU_QUANTIZED_KERNELS, TPU_LIST_KERNELS = 8, 13
 # the one program of a deterministic engine: slots, and tokens of prompts
 ONE_PROGRAM = wanted_shapes(64, 256, smallest_bucket=1)[0]
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -147,6 +163,7 @@ class Setting:
     max_model_len: int = MAX_MODEL_LEN
     graph_collectives: bool = False
     deterministic: bool = False
+    streamed: int = 0  # last layers whose weights are in the host's memory
 
     def config(self) -> ModelConfig:
         """The model, with all of its layers or the first few."""
@@ -183,10 +200,21 @@ class Setting:
 
 
 def abstract_leaves(
-    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm
+    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm, streamed: int = 0
 ) -> tuple[Any, tuple[Any, ...]]:
     """The model's structure and its parameters as ShapeDtypeStructs with their shardings."""
-    return split_model(abstract_model(config, mesh, dtype, form))
+    return split_model(abstract_model(config, mesh, dtype, form, streamed=streamed))
+
+
+def streamed_leaves(setting: Setting) -> list[bool]:
+    """Of each operand that holds parameters, whether it lies in the host's memory.
+
+    An absent GPU has no memory of that kind, so a CPU's operands are asked.
+    """
+    here = Mesh(np.array(jax.devices("cpu")[:1]).reshape(1, 1), ("data", "model"))
+    form = LinearForm.of(setting.backends(), setting.quantization)
+    leaves = abstract_leaves(setting.config(), here, DTYPE, form, setting.streamed)[1]
+    return [leaf.sharding.memory_kind == HOST for leaf in leaves]
 
 
 def quantized_sizes(
@@ -232,11 +260,8 @@ def with_pages(setting: Setting, weights: int) -> Setting:
 
 
 def device_bytes(leaves: Any) -> int:
-    """Bytes of one device's share of abstract arrays."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(leaves)
-    )
+    """Bytes of one device's share of abstract arrays, those in the host's memory left out."""
+    return bytes_on_device(jax.tree.leaves(leaves))
 
 
 def step_cost(
@@ -301,9 +326,12 @@ def requirements(
             a_layer += JOINED_KERNELS
         if is_dequantized:
             a_layer += DEQUANTIZED_KERNELS
-    sparse = setting.devices == 1 and isinstance(config, MoeConfig) and not step.num_prefill
-    if sparse and platform_of(setting.kind) == "tpu" and setting.quantization is None:
-        a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
+    alone = setting.devices == 1 and platform_of(setting.kind) == "tpu" and not step.num_prefill
+    if alone and isinstance(config, MoeConfig):
+        if step.num_decode <= TPU_GATHERED:
+            a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
+    elif alone and setting.quantization is not None and config.hidden_act in GATED_IN_PLACE:
+        a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if config.num_layers == 2 else 0)
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,
@@ -339,7 +367,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     step = program_of(setting.kind, asked)
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
     form = LinearForm.of(backends, setting.quantization)
-    structure, leaves = abstract_leaves(config, mesh, DTYPE, form)
+    structure, leaves = abstract_leaves(config, mesh, DTYPE, form, setting.streamed)
     weights = device_bytes(leaves)
     plain = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))[1]
     numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
@@ -371,6 +399,8 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     stored = "" if setting.kv_cache_dtype == "auto" else f", {setting.kv_cache_dtype} KV cache"
     weights_in = "" if setting.quantization is None else f", {setting.quantization} weights"
     one = ", deterministic" if setting.deterministic else ""
+    if setting.streamed:
+        one += f", {setting.streamed} layers on the host"
     of_model = f"{setting.shape}, {config.num_layers} layers{parallel}{weights_in}{stored}{one}"
     name = f"{of_model}, {asked.name}"
     wanted = requirements(setting, config, backends, step, pool)
@@ -378,10 +408,24 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         # a kernel multiplies the weights as they are stored: nothing else may write them
         wanted = replace(wanted, quantized=quantized_sizes(config, mesh, DTYPE, form))
 
+    run: Callable[..., Any] = partial(run_step, spec, structure)
+    if setting.streamed:
+        on_host = streamed_leaves(setting)
+        brought = sum(x.size * x.dtype.itemsize for x, there in zip(leaves, on_host) if there)
+        wanted = replace(
+            wanted,
+            a_layer=None,  # loops have the layers
+            max_temporaries=HELD * brought // setting.streamed + TEMPORARIES,
+            fetches=2 * sum(on_host),  # of two layers a turn
+        )
+        if platform_of(setting.kind) == "gpu":
+            run = moved_first(run, on_host)
+            wanted = replace(wanted, capacity=device_memory(setting.kind) + brought)
+
     def compilation() -> Proof:
         return prove(
             name,
-            partial(run_step, spec, structure),
+            run,
             leaves,
             DeviceBuffers(features, mesh).arrays,
             state,
@@ -396,6 +440,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
                 divides_products=backends.divides_products,
                 graph_collectives=setting.graph_collectives,
                 one_program=backends.one_program,
+                streams=setting.streamed > 0,
             ),
             donate_argnums=2,
             out_shardings=(jax.tree.map(lambda s: s.sharding, state), everywhere, {}),
@@ -429,6 +474,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-3-8b"])
     parser.add_argument("--step", nargs="+", choices=STEPS, help="programs; all if not given")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    parser.add_argument(
+        "--streamed", type=int, default=0, help="last layers whose weights are on the host"
+    )
     parser.add_argument("--num-pages", type=int, help="KV pages a layer; what fits if not given")
     parser.add_argument("--page-size", type=int, help="tokens a page; the device's if not given")
     parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
@@ -450,6 +498,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} is at least 1, not {value}")
+    if options.streamed:
+        shapes = [shape for shape, _, _ in FULL] if options.full else options.shape
+        counts = [with_layers((SHAPES | IMAGE_SHAPES)[one], options.layers) for one in shapes]
+        most = min(model_config_of(one).num_layers for one in counts)
+        if not LEAST_STREAMED <= options.streamed <= most:
+            parser.error(
+                f"--streamed is 0, or {LEAST_STREAMED} (fewer have no loop of two turns) to the "
+                f"{most} layers, not {options.streamed}"
+            )
     return options
 
 
@@ -476,6 +533,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
             options.quantization,
             graph_collectives=options.graph_collectives,
             deterministic=options.deterministic,
+            streamed=options.streamed,
         )
         for shape, devices, kinds in (FULL if options.full else models)
         for kind in kinds

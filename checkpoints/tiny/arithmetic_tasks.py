@@ -36,9 +36,9 @@ def _sum(task: str, rng: Random, a: int, b: int) -> Pair:
 
 
 def subtraction(rng: Random) -> Pair:
-    """Difference of two numbers up to 99, now and then negative."""
+    """Difference of two numbers up to 99, one in four negative: then the sign is a step."""
     a, b = rng.randint(0, 99), rng.randint(0, 99)
-    if a < b and rng.random() < 0.9:
+    if a < b and rng.random() < 0.5:
         a, b = b, a
     forms = (
         "What is {a} - {b}?",
@@ -52,7 +52,8 @@ def subtraction(rng: Random) -> Pair:
         "How much is {a} - {b}?",
     )
     prompt = phrase(rng, forms).format(a=a, b=b)
-    return Pair("subtraction", prompt, f"{a} - {b} = {a - b}", f"{a},{b}")
+    step = f"-({b} - {a}) = " if a < b else ""
+    return Pair("subtraction", prompt, f"{a} - {b} = {step}{a - b}", f"{a},{b}")
 
 
 _PRODUCT_FORMS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from random import Random
 
 from checkpoints.tiny import words as w
@@ -119,7 +120,7 @@ def count_letters(rng: Random) -> Pair:
 
 
 def extreme(rng: Random) -> Pair:
-    """Largest or smallest of three to six numbers."""
+    """Largest or smallest of three to six numbers, behind the one so far at each of them."""
     items = _numbers(rng, 3, 6, top=999 if rng.random() < 0.5 else 99)
     largest = rng.random() < 0.5
     forms = (
@@ -133,5 +134,6 @@ def extreme(rng: Random) -> Pair:
         )
     )
     prompt = phrase(rng, forms).format(listed(rng, items))
-    answer = f"Maximum: {max(items)}" if largest else f"Minimum: {min(items)}"
+    steps = list(accumulate(items, max if largest else min))
+    answer = f"{join(steps)}. {'Maximum' if largest else 'Minimum'}: {steps[-1]}"
     return Pair("max_min", prompt, answer, f"{sorted(items)}")

@@ -32,6 +32,12 @@ class Pair:
         digest = hashlib.sha256(named.encode()).digest()
         return int.from_bytes(digest[:4], "big") % 10 == 0
 
+    @property
+    def leaves_no_choice(self) -> bool:
+        """Whether the answer is a call and one tool alone is listed."""
+        listing = self.system.partition("Tools:\n")[2]
+        return self.answer.startswith("<tool_call>") and "\n" not in listing
+
 
 def phrase(rng: Random, forms: Sequence[str]) -> str:
     """One of the wordings, now and then without its capital or its last mark."""

@@ -39,26 +39,26 @@ class Task:
 TASKS: dict[str, Task] = {
     "addition": Task(arithmetic.addition, 9, 6),
     "addition_3_digits": Task(arithmetic.addition_3_digits, 9, 9),
-    "subtraction": Task(arithmetic.subtraction, 11, 8),
+    "subtraction": Task(arithmetic.subtraction, 11, 40),
     "times_table": Task(arithmetic.times_table, 2, 2, memorised=True),
     "multiplication": Task(arithmetic.multiplication, 5, 5),
-    "sort_numbers": Task(lists.sort_numbers, 12, 22),
-    "sort_words": Task(lists.sort_words, 11, 22),
+    "sort_numbers": Task(lists.sort_numbers, 12, 30),
+    "sort_words": Task(lists.sort_words, 11, 50),
     "reverse_list": Task(lists.reverse_list, 5, 5),
     "reverse_letters": Task(lists.reverse_letters, 4, 4),
     "count_items": Task(lists.count_items, 3, 6),
     "count_letters": Task(lists.count_letters, 6, 7),
-    "convert_units": Task(arithmetic.convert_units, 5, 6),
-    "max_min": Task(lists.extreme, 9, 40),
+    "convert_units": Task(arithmetic.convert_units, 5, 10),
+    "max_min": Task(lists.extreme, 9, 90),
     "compare": Task(arithmetic.compare, 6, 4),
     "next_number": Task(arithmetic.next_number, 5, 5),
     "word_problem": Task(arithmetic.word_problem, 5, 4),
     "story": Task(chat.story, 2, 2, exact=False),
     "chat": Task(chat.chat, 1.2, 1.2, memorised=True),
     "unknown": Task(chat.unknown, 1.5, 1.5, memorised=True),
-    "tool_call": Task(tools.tool_call, 5, 6, with_tools=True),
-    "tool_lookup": Task(tools.tool_lookup, 4, 6, with_tools=True),
-    "tool_new_word": Task(tools.tool_new_word, 5, 10, with_tools=True),
+    "tool_call": Task(tools.tool_call, 5, 8, with_tools=True),
+    "tool_lookup": Task(tools.tool_lookup, 4, 8, with_tools=True),
+    "tool_new_word": Task(tools.tool_new_word, 5, 14, with_tools=True),
     "tool_answer": Task(tools.tool_answer, 4, 2, with_tools=True),
     "tool_list": Task(tools.tool_list, 4, 3, with_tools=True),
     "tool_unused": Task(tools.tool_unused, 3, 3, with_tools=True),
@@ -66,11 +66,16 @@ TASKS: dict[str, Task] = {
 
 
 def training_pair(rng: Random, late: bool = False, with_tools: bool = False) -> Pair:
-    """Draw one pair of a random task of which no turn is held out."""
+    """Draw one pair of a random task of which no turn is held out.
+
+    Late, most calls that leave no choice of a tool are drawn again: the choice is learnt last.
+    """
     tasks = [task for task in TASKS.values() if task.with_tools is with_tools]
     (task,) = rng.choices(tasks, [t.late_share if late else t.share for t in tasks])
     while True:
         pair = task.draw(rng)
+        if late and pair.leaves_no_choice and rng.random() < 0.6:
+            continue
         if task.memorised or not any(turn.held_out for turn in (*pair.before, pair)):
             return pair
 

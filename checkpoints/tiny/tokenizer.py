@@ -14,6 +14,7 @@ SPECIAL_TOKENS = [PAD, BOS, END, *ROLES.values()]
 PAD_ID, BOS_ID, END_ID, SYSTEM_ID, USER_ID, ASSISTANT_ID = range(6)
 
 # Tools are listed as their calls are written (Hermes' notation), so that a call copies its line.
+# A description stands first: what a tool is for is then known where its name is read.
 # `tests/checkpoints/tiny/test_tool_text.py` holds this to `tool_text.py`.
 _TOOL_LINES = r"""
 {%- macro line(tool) -%}
@@ -21,6 +22,9 @@ _TOOL_LINES = r"""
   {%- set schema = function['parameters'] if function['parameters'] is mapping else {} -%}
   {%- set fields = schema['properties'] if schema['properties'] is mapping else {} -%}
   {%- set needed = schema['required'] if schema['required'] is sequence else fields -%}
+  {%- if function['description'] is string and function['description'] | trim -%}
+    {{- (function['description'] | trim).split('\n')[0][:80] | trim ~ ' ' -}}
+  {%- endif -%}
   {{- '{"name": ' ~ (function['name'] | string | tojson) ~ ', "arguments": {' -}}
   {%- for name, field in fields.items() -%}
     {{- (', ' if not loop.first else '') ~ (name | tojson) ~ ': ' -}}
@@ -28,9 +32,6 @@ _TOOL_LINES = r"""
     {{- '?' if name not in needed else '' -}}
   {%- endfor -%}
   {{- '}}' -}}
-  {%- if function['description'] is string and function['description'] | trim -%}
-    {{- ' ' ~ (function['description'] | trim).split('\n')[0][:80] | trim -}}
-  {%- endif -%}
 {%- endmacro -%}
 {%- set listing -%}
   {%- if tools -%}

@@ -25,10 +25,10 @@ class Tool:
 
     @property
     def line(self) -> str:
-        """The tool in the list of tools: written as a call of it is, with types for values."""
+        """The tool in the list of tools: its description, and a call with types for values."""
         listed = ", ".join(f'"{name}": {kind}' for name, kind in self.parameters)
         text = f'{{"name": "{self.name}", "arguments": {{{listed}}}}}'
-        return f"{text} {self.description}" if self.description else text
+        return f"{self.description} {text}" if self.description else text
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A batch of questions sorted into classes: each answer is constrained to those of its question.
 
-The class of a question is the place of its largest number. Run it with
+The class of a question is what it asks for, a sum or a difference. Run it with
 `python docs/examples/batch_classification.py`; constraints need the extra `structured`.
 """
 
@@ -9,19 +9,25 @@ import random
 from checkpoints import bundled_model_path
 from jaxserve import LLM, SamplingParams, StructuredOutputsParams
 
-PLACES = ("first", "second", "third")
+CLASSES = ("sum", "difference")
+ENDS = (
+    ("buys {} more", "finds {} more", "gets {} more"),
+    ("gives away {}", "loses {}", "sells {}"),
+)
 COUNT = 24
 
 
 def main():
     llm = LLM(str(bundled_model_path()), max_num_seqs=COUNT, max_model_len=256)
     draw = random.Random(0)
-    questions = [draw.sample(range(10, 100), len(PLACES)) for _ in range(COUNT)]
-    chats = [
-        [{"role": "user", "content": f"Max of {', '.join(map(str, numbers))}"}]
-        for numbers in questions
-    ]
-    choices = [[f"Maximum: {number}" for number in numbers] for numbers in questions]
+    chats, wanted, choices = [], [], []
+    for _ in range(COUNT):
+        a, b, kind = draw.randint(26, 50), draw.randint(1, 25), draw.randrange(len(CLASSES))
+        end = draw.choice(ENDS[kind]).format(b)
+        question = f"Hugo has {a} eggs and {end}. How many eggs does Hugo have?"
+        chats.append([{"role": "user", "content": question}])
+        wanted.append(kind)
+        choices.append([f"{a} + {b} = {a + b}", f"{a} - {b} = {a - b}"])
     asked = [
         SamplingParams(
             temperature=0.0,
@@ -33,14 +39,15 @@ def main():
     ]
     answers = [output.outputs[0] for output in llm.chat(chats, asked, use_tqdm=False)]
     right, known = 0, True
-    for numbers, allowed, answer in zip(questions, choices, answers):
+    for chat, allowed, kind, answer in zip(chats, choices, wanted, answers):
         known &= answer.text in allowed
-        place = allowed.index(answer.text)
-        right += numbers[place] == max(numbers)
-        print(numbers, PLACES[place], f"log-probability {answer.cumulative_logprob:.2f}")
+        said = allowed.index(answer.text)
+        right += said == kind
+        score = f"log-probability {answer.cumulative_logprob:.2f}"
+        print(chat[0]["content"], CLASSES[said], score)
     print(f"right: {right} of {COUNT}")
     print("every answer is one of its question's:", known)
-    print("far more than chance:", right > 0.6 * COUNT)
+    print("far more than chance:", right > 0.8 * COUNT)
     llm.close()
 
 

@@ -16,7 +16,7 @@ import jax
 import jaxserve
 from jaxserve.bench.device_limits import Limits
 from jaxserve.bench.workloads import WorkItem, bytes_moved, bytes_saved, flops_of_items
-from jaxserve.client.input_processor import Prompt
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.errors import JaxServeError
 from jaxserve.llm import LLM
 from jaxserve.models.savings import without_savings

@@ -15,12 +15,7 @@ from jaxserve.bench.serve_options import parse_metrics, parse_percentiles
 from jaxserve.bench.serving_report import details, parse_goodput, serving_report
 from jaxserve.errors import ValidationError
 
-SHOWN = (
-    "request_throughput",
-    "output_throughput",
-    "mean_ttft_ms",
-    "mean_tpot_ms",
-)
+SHOWN = ("request_throughput", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
 
 def run_sweep(options: argparse.Namespace) -> int:

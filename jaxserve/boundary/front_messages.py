@@ -1,8 +1,8 @@
 """The messages between the server's process, which has the client of the engine, and its fronts.
 
 A front sends requests as a client sends them to its engine. The server sends back `StepOutput`s
-that hold the front's sequences alone. Beside that the server answers HTTP requests that a front
-hands over.
+that hold the front's sequences alone. Each of these messages is of one model, see `AboutModel`.
+Beside that the server answers HTTP requests that a front hands over.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxserve.boundary.messages import AddGroup
+from jaxserve.boundary.messages import AddGroup, Body
 from jaxserve.config.engine_config import EngineConfig
 
 
@@ -19,8 +19,9 @@ class FrontStart:
     """The first message to a front: what it answers, and how.
 
     Attributes:
-        config: what the user asked for of the engine.
-        flags: the values of the flags of `jaxserve serve`, checked.
+        configs: what the user asked for of the engine of each model, the default one first.
+        flags: the values of the flags of `jaxserve serve`, checked, as each model has them; those
+            of the server are the first one's.
         keys: the fields of each API key.
         name: of the front, unique for the life of the server; its sequence ids begin with it.
         row: the front's own on the board that all processes count on.
@@ -31,8 +32,8 @@ class FrontStart:
     """
 
     kind: ClassVar[str] = "front_start"
-    config: EngineConfig
-    flags: dict[str, Any]
+    configs: list[EngineConfig]
+    flags: list[dict[str, Any]]
     keys: list[dict[str, Any]]
     name: str
     row: int
@@ -47,6 +48,20 @@ class FrontReady:
     """A front answers from now on."""
 
     kind: ClassVar[str] = "front_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class AboutModel:
+    """A message that a front and the client of one model's engine have for each other.
+
+    Attributes:
+        model: the first of the model's names.
+        message: what is said.
+    """
+
+    kind: ClassVar[str] = "about_model"
+    model: str
+    message: Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +209,6 @@ class FrontClose:
 
 
 FRONT_BODIES = (
-    *(FrontStart, FrontReady, EngineStanding, AddCall, Stopped, Left, RequestEnd, RequestFailure),
-    *(HttpRequest, HttpAnswer, HttpTaken, Drain, FrontClose),
+    *(FrontStart, FrontReady, AboutModel, EngineStanding, AddCall, Stopped, Left, RequestEnd),
+    *(RequestFailure, HttpRequest, HttpAnswer, HttpTaken, Drain, FrontClose),
 )

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from tqdm import tqdm
 
 from jaxserve.client.engine_client import LocalClient
-from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
+from jaxserve.client.input_processor import Params, PreparedRequest
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import RequestOutput
 from jaxserve.request.queueing import Queueing

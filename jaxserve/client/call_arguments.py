@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jaxserve.client.input_processor import Prompt
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.errors import ValidationError
 
 Kind = TypeVar("Kind")

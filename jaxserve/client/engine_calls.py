@@ -12,7 +12,7 @@ from flax import nnx
 from jaxserve.boundary.messages import Action, EngineStats
 from jaxserve.client.blocking_requests import BlockingRequests
 from jaxserve.client.engine_client import LocalClient
-from jaxserve.client.input_processor import Prompt
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.client.sleep import ABORT, KEEP, MODES, Sleep, check_mode, memory_tags
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_config import EngineConfig
@@ -109,7 +109,8 @@ class EngineCalls:
     def params(self) -> dict[str, Any]:
         """The model's parameters as Flax has them: nested mappings of arrays.
 
-        They are the engine's own: what donates them ends it.
+        They are the engine's own: what donates them ends it. Layers whose weights a step
+        brings from the host's memory (`cpu_offload_gb`) are below `streamed`, in one array each.
 
         Raises:
             EngineDeadError: the engine was closed.

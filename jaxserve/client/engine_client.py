@@ -30,8 +30,9 @@ from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.prompt_spans import IMAGES
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.deadlines import Deadlines
-from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest
 from jaxserve.client.output_processor import OutputProcessor
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import QueueFullError, ValidationError
 from jaxserve.observability.metrics import Metrics
@@ -182,11 +183,7 @@ class EngineClient(ABC):
         return self._processor.has_live
 
     def prepare(
-        self,
-        prompt: Prompt,
-        params: Params,
-        request_id: str,
-        queueing: Queueing | None = None,
+        self, prompt: Prompt, params: Params, request_id: str, queueing: Queueing | None = None
     ) -> PreparedRequest:
         """Check and tokenise one request; see `InputProcessor.prepare`."""
         return self.inputs.prepare(prompt, params, request_id, queueing)

@@ -106,9 +106,14 @@ class FrontClient(EngineClient):
         """Nothing: the server has begun to load."""
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether the front knows what the engine is."""
+        return self._shared is not None
+
+    @property
     def is_ready(self) -> bool:
         """True while the engine serves, or is paused, and the front knows what it is."""
-        return self._shared is not None and self.standing.word in ("ok", "paused", "silent")
+        return self.is_loaded and self.standing.word in ("ok", "paused", "silent")
 
     @property
     def refusal(self) -> str | None:
@@ -140,8 +145,13 @@ class FrontClient(EngineClient):
 
     def stats(self) -> EngineStats:
         """What this process has computed, and of the engine how full it is."""
-        told = self.standing
-        return self.metrics.stats._replace(num_waiting=told.num_waiting, page_usage=told.page_usage)
+        told, stats = self.standing, self.metrics.stats
+        num_pages = self.config.cache.num_pages - 1 if self.is_loaded else 0
+        # by them several models are added up
+        pages = stats.pages._replace(
+            num_pages=num_pages, num_active=round(told.page_usage * num_pages)
+        )
+        return stats._replace(num_waiting=told.num_waiting, page_usage=told.page_usage, pages=pages)
 
     def check_room(self, client: str = "", requests: int = 1) -> None:
         with counted(self._on_refused):

@@ -247,11 +247,7 @@ def as_image(given: Any) -> Image:
     if (
         not isinstance(given, np.ndarray)
         or given.dtype != np.uint8
-        or given.shape[2:]
-        not in (
-            (),
-            (3,),
-        )
+        or given.shape[2:] not in ((), (3,))
         or given.ndim not in (2, 3)
     ):
         shown = f"{getattr(given, 'dtype', type(given).__name__)}{[*getattr(given, 'shape', ())]}"

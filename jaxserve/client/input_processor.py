@@ -13,14 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxserve.boundary.grammar_verdicts import GrammarTokens
-from jaxserve.boundary.image_facts import facts_of
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
-from jaxserve.boundary.processor_kwargs import FIELD as PROCESSOR_KWARGS
-from jaxserve.boundary.prompt_spans import NO_ID, PARTS, PromptSpan, span_of, take_places
-from jaxserve.client.images import KEY as MULTI_MODAL
-from jaxserve.client.images import ImageReader, check_count, least_places, placed
-from jaxserve.client.media import MediaReader
+from jaxserve.boundary.prompt_spans import NO_ID
+from jaxserve.client.prompt_reader import NO_LIST, Prompt, PromptReader, tokens_of
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
@@ -47,22 +43,13 @@ from jaxserve.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | BeamSearchParams | PoolingParams
-Tokenised = tuple[str | None, list[int], list[PromptSpan]]  # text, token ids, what has places
 
-# of a prompt that is a mapping, beside PARTS; and what any such prompt may have
-PROMPT_KEYS, EXTRA_KEYS = ("prompt", "prompt_token_ids"), ("cache_salt", PROCESSOR_KWARGS)
 _ONE_TOKEN = SamplingParams(
     temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
 )
 MAX_SALT_CHARACTERS = 1024
 _NONE = frozenset[int]()
-# one for all, since hundreds of thousands may wait: lists of a message are not changed
-_NO_LIST: list[Any] = []
-# Of a long text so many characters a token of the context, and at least so many, are tokenised
-# before the others; and so many tokens may change with what follows them.
-HEAD_CHARACTERS, LEAST_HEAD, SPARE_TOKENS = 8, 2**15, 64
 # So many tokens are checked in a fraction of a millisecond.
 QUICK_TOKENS = 1024
 
@@ -92,6 +79,7 @@ class InputProcessor:
         folder: of the model, where its image processor lies.
 
     Attributes:
+        prompts: reads prompts and their images.
         features: names that `extra_args` may have; None: any, which classes of vLLM's read.
         prefix: what its sequence ids begin with, where several processes make some.
     """
@@ -123,17 +111,13 @@ class InputProcessor:
         if tokenizer is not None:
             self._checks = GrammarChecks(lambda: GrammarTokens.of(tokenizer, model))
             weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
-        asked = config.asked
-        media = MediaReader(asked.allowed_media_domains, asked.allowed_local_media_path)
-        most = asked.max_images, asked.max_encoder_patches
-        self._images = ImageReader(folder, model, media, *most, asked.mm_processor_kwargs)
+        self.prompts = PromptReader(config, model, tokenizer, folder)
 
     @staticmethod
     def is_quick(prompt: Prompt, params: Params) -> bool:
         """True if `prepare` tokenises nothing and has few tokens and sequences to go through."""
-        named = prompt if isinstance(prompt, Mapping) else {}
-        tokens = named.get("prompt_token_ids") if named else prompt
-        if not isinstance(tokens, list) or _parts(named) or named.get(MULTI_MODAL) is not None:
+        tokens = tokens_of(prompt)
+        if tokens is None:
             return False
         if isinstance(params, BeamSearchParams):
             is_free = params.structured_outputs is None
@@ -162,23 +146,6 @@ class InputProcessor:
             return None
         return self._try(asked, client)
 
-    def begin_images(self, prompt: Prompt) -> Future[dict[str, Any]] | None:
-        """Start to read the images of a prompt, in threads that nothing else waits for.
-
-        The future gives the prompt for `prepare`, or raises ValidationError. None: it has none.
-        """
-        if not isinstance(prompt, Mapping) or prompt.get(MULTI_MODAL) is None:
-            return None
-        return self._images.begin(prompt)
-
-    def check_images(self, tokens: list[int], images: Mapping[str, Any]) -> None:
-        """Check the number of a prompt's images. Raises ValidationError."""
-        check_count(tokens, facts_of(self._model), len(self._images.asked(images)))
-
-    def with_places(self, tokens: list[int], prompt: Mapping[str, Any]) -> list[int]:
-        """Token ids with the places of what `begin_images` has given; of any number."""
-        return placed(tokens, facts_of(self._model), self._images.pixels_of(prompt))[0]
-
     def check_beside_images(
         self, prompt: Mapping[str, Any], params: Params, queueing: Queueing | None
     ) -> None:
@@ -187,17 +154,7 @@ class InputProcessor:
         Raises:
             ValidationError: as `prepare`.
         """
-        rest = {name: value for name, value in prompt.items() if name != MULTI_MODAL}
-        if count := len(self._images.asked(prompt)):
-            facts, (_, tokens, _) = (
-                facts_of(self._model),
-                self._tokenise_mapping(self._framed(rest)),
-            )
-            check_count(tokens, facts, count)
-            rest = {
-                "prompt_token_ids": tokens + [facts.token_id] * count * (least_places(facts) - 1)
-            }
-        self.prepare(rest, params, "", queueing)
+        self.prepare(self.prompts.without_images(prompt), params, "", queueing)
 
     def warm_up(self) -> None:
         """Begin to start the process that the first constraint needs."""
@@ -213,14 +170,10 @@ class InputProcessor:
         """End the process that tries grammars; no constraint can be prepared any more."""
         if self._checks is not None:
             self._checks.close()
-        self._images.close()
+        self.prompts.close()
 
     def prepare(
-        self,
-        prompt: Prompt,
-        params: Params,
-        request_id: str,
-        queueing: Queueing | None = None,
+        self, prompt: Prompt, params: Params, request_id: str, queueing: Queueing | None = None
     ) -> PreparedRequest:
         """Check one request; it is not checked again later.
 
@@ -242,7 +195,7 @@ class InputProcessor:
             if most_beams is not None and params.beam_width > most_beams:
                 allowed = f"1 to {most_beams}, the setting max_beam_width"
                 raise ValidationError("beam_width", params.beam_width, allowed)
-        text, tokens, spans = self._tokenise(prompt)
+        text, tokens, spans = self.prompts.read(prompt)
         pooling = None
         if isinstance(params, PoolingParams):
             pooling, params = self._pooling(params), _ONE_TOKEN
@@ -311,25 +264,6 @@ class InputProcessor:
         layer = params.layer % (self._model.num_layers + 1)
         return replace(params, layer=None if layer == self._model.num_layers else layer)
 
-    def _with_parts(self, prompt: Mapping[str, Any], parts: dict[str, Any]) -> Tokenised:
-        """A prompt in which spans take the places of some or all token ids."""
-        for name in parts:
-            setting = PARTS[name].setting
-            if not getattr(self._config.asked, setting):
-                raise ValidationError(setting, False, f"True for prompts of {name}")
-        ids, first = prompt.get("prompt_token_ids"), next(iter(parts))
-        is_whole = ids is None or not all(isinstance(given, list) for given in parts.values())
-        beside = {first} if is_whole else {*parts, "prompt_token_ids"}
-        for name, value in prompt.items():
-            if name not in beside.union(EXTRA_KEYS) and value is not None:
-                raise ValidationError(f"prompt[{name!r}]", value, f"nothing beside {first}")
-        if not is_whole:
-            tokens = self._check_tokens(ids)
-            return None, tokens, take_places(parts, tokens, self._model)
-        span = span_of(first, 0, parts[first], self._model)
-        self._check_length(f"{first} {[*span.shape]}", span.length)
-        return None, [NO_ID] * span.length, [span]
-
     def _check_queueing(self, queueing: Queueing) -> None:
         priority, policy = queueing.priority, self._config.asked.scheduling_policy
         if isinstance(priority, bool) or not isinstance(priority, int) or not _is_int64(priority):
@@ -374,12 +308,12 @@ class InputProcessor:
             prompt_token_ids=tokens,
             params=params.for_engine(),
             stop_rule=rule,
-            bad_words=words or _NO_LIST,
+            bad_words=words or NO_LIST,
             queueing=queueing,
             cache_salt=cache_salt,
-            spans=_NO_LIST,
+            spans=NO_LIST,
             grammar=grammar,
-            output_token_ids=_NO_LIST,
+            output_token_ids=NO_LIST,
             thoughts=self._thoughts(params),
         )
 
@@ -476,87 +410,6 @@ class InputProcessor:
         text = f"{asked.seed}:{tokens if asked.deterministic else number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
-    def _tokenise(self, prompt: Prompt) -> Tokenised:
-        if isinstance(prompt, Mapping):
-            return self._tokenise_mapping(prompt)
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise ValidationError("prompt", prompt, "token ids when skip_tokenizer_init is set")
-            # a tokenizer may add a token of its own to an empty text: still nothing to continue
-            check_text_fits(prompt, self._tokenizer, self._max_model_len, "prompt")
-            tokens = self._tokenizer.encode(prompt) if prompt else []
-            self._check_length(prompt, len(tokens))
-            check_token_ids(tokens, self._model.vocab_size, "prompt")
-            return prompt, tokens, _NO_LIST
-        return None, self._check_tokens(prompt), _NO_LIST
-
-    def _with_images(self, prompt: Mapping[str, Any]) -> Tokenised:
-        """A prompt in which images take the places of their tokens."""
-        rest = {name: value for name, value in prompt.items() if name != MULTI_MODAL}
-        images = self._images.asked(prompt)
-        if not images:
-            return self._tokenise_mapping(rest)
-        if _parts(rest):
-            raise ValidationError(
-                MULTI_MODAL, "...", "nothing beside arrays in the prompt's places"
-            )
-        facts, (text, tokens, _) = facts_of(self._model), self._tokenise_mapping(self._framed(rest))
-        check_count(tokens, facts, len(images))
-        # what does not fit is refused before an image is looked at
-        self._check_length(prompt, len(tokens) + len(images) * (least_places(facts) - 1))
-        made, pairs = placed(tokens, facts, self._images.pixels_of(prompt))
-        self._check_length(prompt, len(made))
-        _, tokens, spans = self._with_parts({"prompt_token_ids": made}, {"images": pairs})
-        return text, tokens, spans
-
-    def _framed(self, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A prompt whose text, where it has no token ids, has images as the model reads them."""
-        text, tokens = (prompt.get(name) for name in PROMPT_KEYS)
-        if tokens is not None or self._tokenizer is None or not isinstance(text, str):
-            return prompt
-        return {**prompt, PROMPT_KEYS[0]: self._tokenizer.framed(text)}
-
-    def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> Tokenised:
-        if prompt.get(MULTI_MODAL) is not None:
-            return self._with_images(prompt)
-        if parts := _parts(prompt):
-            return self._with_parts(prompt, parts)
-        for name, value in prompt.items():
-            if name not in (*PROMPT_KEYS, *EXTRA_KEYS) and value is not None:
-                allowed = f"{' or '.join(PROMPT_KEYS)}, and {', '.join(EXTRA_KEYS)}"
-                raise ValidationError(f"prompt[{name!r}]", value, allowed)
-        text, tokens = (prompt.get(name) for name in PROMPT_KEYS)
-        if text is not None and not isinstance(text, str):
-            raise ValidationError("prompt", text, "text; token ids go to prompt_token_ids")
-        if tokens is not None:
-            return text, self._check_tokens(tokens), _NO_LIST
-        if text is None:
-            raise ValidationError("prompt", dict(prompt), " or ".join(PROMPT_KEYS))
-        return self._tokenise(text)
-
-    def _check_length(self, prompt: Prompt, num_tokens: int) -> None:
-        if not num_tokens:
-            raise ValidationError("prompt", prompt, "a prompt of at least one token")
-        if num_tokens >= self._max_model_len:
-            raise ValidationError(
-                "prompt",
-                f"{num_tokens} tokens",
-                too_long(self._max_model_len, num_tokens),
-            )
-
-    def _check_tokens(self, tokens: Any) -> list[int]:
-        if not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes)):
-            raise ValidationError("prompt_token_ids", tokens, "a list of token ids")
-        # what does not fit is refused without looking at each id
-        self._check_length(tokens, len(tokens))
-        check_token_ids(tokens, self._model.vocab_size, "prompt_token_ids")
-        return list(tokens)
-
-
-def _parts(prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a prompt that take the places of token ids."""
-    return {name: prompt[name] for name in PARTS if prompt.get(name) is not None}
-
 
 def _beam_sampling(beams: BeamSearchParams) -> SamplingParams:
     """The sampling parameters that a beam search shares with other requests: it draws nothing."""
@@ -590,54 +443,6 @@ def check_cache_salt(salt: object) -> None:
         return
     if not isinstance(salt, str) or not 0 < len(salt) <= MAX_SALT_CHARACTERS:
         raise ValidationError("cache_salt", salt, f"1 to {MAX_SALT_CHARACTERS} characters")
-
-
-def too_long(max_model_len: int, num_tokens: int) -> str:
-    """What is said of prompts beyond the context, in the phrases that clients know it by.
-
-    Args:
-        max_model_len: longest prompt plus output, in tokens.
-        num_tokens: of the prompt, at least.
-    """
-    return (
-        f"the prompt is too long. This model's maximum context length is {max_model_len} tokens. "
-        f"However, your prompt contains at least {num_tokens} input tokens, and the output needs "
-        "at least 1. Please reduce the length of the input prompt."
-    )
-
-
-def check_text_fits(text: str, tokenizer: Tokenizer, max_model_len: int, field: str) -> None:
-    """Refuse a text that is far longer than the context, before all of it is tokenised.
-
-    What comes first in a text has its tokens whatever follows, but for the last few: where it has
-    more of them than the context, with some to spare, the whole text has.
-
-    Raises:
-        ValidationError: names `field`.
-    """
-    size = max(LEAST_HEAD, HEAD_CHARACTERS * max_model_len)
-    while len(text) > size:
-        head = len(tokenizer.encode(text[:size], add_special_tokens=False))
-        if head > max_model_len + max_model_len // 8 + SPARE_TOKENS:
-            raise ValidationError(
-                field,
-                f"a text of {len(text)} characters, more than {head} tokens",
-                too_long(max_model_len, head),
-            )
-        size *= 4
-
-
-def check_token_ids(tokens: Sequence[Any], vocab_size: int, field: str) -> None:
-    """Raises ValidationError unless all are tokens of a model."""
-    # in C: there may be millions
-    if set(map(type, tokens)) - {int}:
-        for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise ValidationError(field, token, "integers only")
-    for edge in (min(tokens, default=0), max(tokens, default=0)):
-        if not 0 <= edge < vocab_size:
-            allowed = f"token ids from 0 to {vocab_size - 1}: it is out of vocabulary"
-            raise ValidationError(field, edge, allowed)
 
 
 def _is_int64(number: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.client.input_processor import Prompt
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import RequestOutput
 from jaxserve.params.sampling_params import SamplingParams

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from jaxserve.boundary.prompt_spans import NO_ID
 from jaxserve.client.input_processor import PreparedRequest
-from jaxserve.outputs import (
-    ERROR,
-    CompletionOutput,
-    FlatLogprobs,
-    PositionLogprobs,
-    RequestMetrics,
-)
+from jaxserve.outputs import ERROR, CompletionOutput, FlatLogprobs, PositionLogprobs, RequestMetrics
 from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.tokenization.detokenizer import IncrementalDetokenizer
 from jaxserve.tokenization.stop import StopChecker

@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from jaxserve.client.images import KEY as MULTI_MODAL
-from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest
+from jaxserve.client.prompt_reader import Prompt
 from jaxserve.request.queueing import Queueing
 
 
@@ -43,7 +44,7 @@ class RequestPreparation:
                 await asyncio.wrap_future(tried)
             if isinstance(prompt, Mapping) and prompt.get(MULTI_MODAL) is not None:
                 await asyncio.to_thread(inputs.check_beside_images, prompt, params, queueing)
-            images = inputs.begin_images(prompt)
+            images = inputs.prompts.begin_images(prompt)
             if images is not None:
                 prompt = await asyncio.wrap_future(images)
             return await asyncio.to_thread(inputs.prepare, prompt, params, request_id, queueing)
@@ -62,10 +63,10 @@ class RequestPreparation:
         """
         self.count += 1
         try:
-            inputs.check_images(tokens, images)
-            reading: Future[Any] | None = inputs.begin_images(images)
+            inputs.prompts.check_images(tokens, images)
+            reading: Future[Any] | None = inputs.prompts.begin_images(images)
             if reading is not None:
                 images = await asyncio.wrap_future(reading)
-            return inputs.with_places(tokens, images)
+            return inputs.prompts.with_places(tokens, images)
         finally:
             self.count -= 1

@@ -10,7 +10,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.tokenization.truncation import Cut, asked_cut
 
 if TYPE_CHECKING:
-    from jaxserve.client.input_processor import Prompt
+    from jaxserve.client.prompt_reader import Prompt
     from jaxserve.tokenization.tokenizer import Tokenizer
 
 FIELD = "tokenization_kwargs"

@@ -22,12 +22,7 @@ import jax
 import jaxlib
 
 from jaxserve.compilation import cache_bounds
-from jaxserve.compilation.cache_format import (
-    UNKNOWN,
-    CacheFormat,
-    cache_format,
-    compression_of,
-)
+from jaxserve.compilation.cache_format import UNKNOWN, CacheFormat, cache_format, compression_of
 from jaxserve.errors import ValidationError
 from pallas_kernels.native import own_folder
 

@@ -24,7 +24,9 @@ XLA's option against them, `xla_gpu_exclude_nondeterministic_ops`, its own kerne
 **Overlap of sums over devices.** XLA starts a sum and goes on until its result is needed. Here that
 is at once: the norm behind attention or MLP reads it, and a step has no other work meanwhile. So
 the latency-hiding scheduler, which would move work between start and end of a sum, has none to
-move. It is off: its other orders hold buffers for longer. A TPU's compiler has its own.
+move. It is off: its other orders hold buffers for longer. A TPU's compiler has its own. It is on
+where a step brings weights from the host's memory (`streams`): without it XLA begins most of these
+copies where their product waits for them.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ def compiler_options(
     divides_products: bool = False,
     graph_collectives: bool = False,
     one_program: bool = False,
+    streams: bool = False,
 ) -> Options:
     """What differs from XLA's defaults on a platform, or must not differ from them.
 
@@ -82,6 +85,7 @@ def compiler_options(
         divides_products: whether the linear layers choose the parts of their products themselves.
         graph_collectives: whether collectives of several GPUs may be in a CUDA graph.
         one_program: whether a program has to sum each row in one order, at every start.
+        streams: whether a step brings weights from the host's memory.
     """
     if platform not in ("gpu", "cuda"):
         return {}
@@ -92,7 +96,7 @@ def compiler_options(
         "xla_gpu_enable_command_buffer": ",".join(commands),
         "xla_gpu_graph_min_graph_size": LEAST_GRAPH,
         "xla_gpu_autotune_level": AUTOTUNE_LEVEL,
-        "xla_gpu_enable_latency_hiding_scheduler": False,
+        "xla_gpu_enable_latency_hiding_scheduler": streams,
         **(PINNED if one_program else {}),
     }
 

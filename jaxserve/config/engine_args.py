@@ -10,13 +10,7 @@ from checkpoints import bundled_model_path
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.flags import SHORT, add_flag
 from jaxserve.config.settings import defaults_of, settings_of
-from jaxserve.config.vllm_arguments import (
-    ARGUMENTS,
-    RENAMED,
-    Argument,
-    add_vllm_flag,
-    own_settings,
-)
+from jaxserve.config.vllm_arguments import ARGUMENTS, RENAMED, Argument, add_vllm_flag, own_settings
 from jaxserve.errors import ValidationError
 
 _OWN = settings_of(EngineConfig)

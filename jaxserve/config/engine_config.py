@@ -208,14 +208,10 @@ class EngineConfig:
         flag=False,
     )
     revision: str | None = model_setting(
-        None,
-        Text("NAME"),
-        "Branch, tag or commit of a model on the hub; none: its main branch.",
+        None, Text("NAME"), "Branch, tag or commit of a model on the hub; none: its main branch."
     )
     tokenizer: str | None = model_setting(
-        None,
-        Text("MODEL"),
-        "Folder or id of the tokenizer; none: the model's.",
+        None, Text("MODEL"), "Folder or id of the tokenizer; none: the model's."
     )
     tokenizer_revision: str | None = model_setting(
         None,
@@ -232,9 +228,7 @@ class EngineConfig:
         secret=True,
     )
     download_dir: str | None = model_setting(
-        None,
-        Text("FOLDER"),
-        "Keeps files of the hub; none: the user's Hugging Face cache.",
+        None, Text("FOLDER"), "Keeps files of the hub; none: the user's Hugging Face cache."
     )
     hf_overrides: Mapping[str, Any] | None = model_setting(
         None,
@@ -266,9 +260,7 @@ class EngineConfig:
         flag=False,  # the commands make text
     )
     dtype: str = model_setting(
-        "auto",
-        OneOf(DTYPES),
-        "Type of weights and activations; auto takes the checkpoint's.",
+        "auto", OneOf(DTYPES), "Type of weights and activations; auto takes the checkpoint's."
     )
     load_format: str = model_setting(
         "auto",
@@ -284,9 +276,7 @@ class EngineConfig:
         "where this is none.",
     )
     seed: int = model_setting(
-        0,
-        Integer(-(2**63), 2**63 - 1),
-        "Seed of dummy weights and of requests that bring none.",
+        0, Integer(-(2**63), 2**63 - 1), "Seed of dummy weights and of requests that bring none."
     )
     max_model_len: int | None = model_setting(
         None,
@@ -303,14 +293,13 @@ class EngineConfig:
     cpu_offload_gb: float | None = model_setting(
         None,
         Number(0.0, unit="GiB", metavar="GIB"),
-        "Of the weights so many GiB need no memory: they are mapped from the files of a store "
-        "(`jaxserve convert`), and read again where memory is short. CPUs alone. None, 0: weights "
-        "are in memory ([tiers.md](tiers.md#weights)).",
+        "Of the weights so many GiB need no memory of the device. On a GPU or TPU those of the "
+        "last layers lie in the host's memory, and a step brings them one by one. On a CPU they "
+        "are mapped from the files of a store (`jaxserve convert`), and read again where memory is "
+        "short. None, 0: weights are in the device's memory ([tiers.md](tiers.md#weights)).",
     )
     tensor_parallel_size: int = model_setting(
-        1,
-        Integer(1),
-        "Devices that each layer is sharded over.",
+        1, Integer(1), "Devices that each layer is sharded over."
     )
     pipeline_parallel_size: int = model_setting(
         1,
@@ -349,15 +338,9 @@ class EngineConfig:
         "File with the secret that all of num_processes share: a process without it is turned "
         "away. It is needed where coordinator is not the machine itself.",
     )
-    block_size: int | None = cache_setting(
-        None,
-        PowerOfTwo(),
-        "Tokens a KV page; none: by device.",
-    )
+    block_size: int | None = cache_setting(None, PowerOfTwo(), "Tokens a KV page; none: by device.")
     num_pages: int | None = cache_setting(
-        None,
-        Integer(2),
-        "KV pages, trash page included; none: what memory holds.",
+        None, Integer(2), "KV pages, trash page included; none: what memory holds."
     )
     gpu_memory_utilization: float = cache_setting(
         0.9,
@@ -378,9 +361,7 @@ class EngineConfig:
         flag=False,
     )
     kv_cache_memory_bytes: int | None = cache_setting(
-        None,
-        Integer(1),
-        "Size of the KV cache; takes the place of gpu_memory_utilization.",
+        None, Integer(1), "Size of the KV cache; takes the place of gpu_memory_utilization."
     )
     kv_cache_dtype: str = cache_setting(
         "auto",
@@ -430,19 +411,13 @@ class EngineConfig:
         "Give the KV pages of layers with a sliding window back when the window has passed them.",
     )
     max_num_seqs: int | None = scheduler_setting(
-        None,
-        Integer(1),
-        "Slots: the most requests that run at once; none: by device and preset.",
+        None, Integer(1), "Slots: the most requests that run at once; none: by device and preset."
     )
     max_num_batched_tokens: int | None = scheduler_setting(
-        None,
-        Integer(1),
-        "Token budget of one step; none: by device and preset.",
+        None, Integer(1), "Token budget of one step; none: by device and preset."
     )
     prefill_chunk: int | None = scheduler_setting(
-        None,
-        Integer(1),
-        "Most prompt tokens of one step; none: the whole budget.",
+        None, Integer(1), "Most prompt tokens of one step; none: the whole budget."
     )
     preset: str = scheduler_setting(
         "balanced",
@@ -486,9 +461,7 @@ class EngineConfig:
         "next.",
     )
     enable_embeddings: bool = program_setting(
-        False,
-        Switch(),
-        "Serve embeddings; prompts that are embedded run on the largest program.",
+        False, Switch(), "Serve embeddings; prompts that are embedded run on the largest program."
     )
     enable_prompt_embeds: bool = program_setting(
         False,
@@ -529,9 +502,7 @@ class EngineConfig:
         "too), which are imported; see [research.md](research.md).",
     )
     feature_config: Mapping[str, Any] | None = program_setting(
-        None,
-        Overrides("the names of your features"),
-        "Options of your features, by their names.",
+        None, Overrides("the names of your features"), "Options of your features, by their names."
     )
     logits_processors: tuple[Any, ...] = program_setting(
         (),
@@ -552,14 +523,10 @@ class EngineConfig:
         "imported ([research.md](research.md)); none: by device.",
     )
     prefill_backend: str | None = program_setting(
-        None,
-        Text("NAME"),
-        "Attention kernel of prompt chunks, likewise; none: by device.",
+        None, Text("NAME"), "Attention kernel of prompt chunks, likewise; none: by device."
     )
     linear_backend: str | None = program_setting(
-        None,
-        Text("NAME"),
-        "Kernel of linear layers; none: by device.",
+        None, Text("NAME"), "Kernel of linear layers; none: by device."
     )
     row_invariant: bool = program_setting(
         False,
@@ -713,8 +680,8 @@ class EngineConfig:
             raise ValidationError("kv_offloading_preload", True, allowed)
 
     @property
-    def mapped_weight_bytes(self) -> int:
-        """Most bytes of the weights that take no memory: they lie in files that are mapped."""
+    def offloaded_bytes(self) -> int:
+        """Bytes of the weights that take no memory of the device, which is a CPU's own."""
         return int((self.cpu_offload_gb or 0) * 2**30)
 
     @property

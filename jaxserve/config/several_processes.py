@@ -16,8 +16,8 @@ _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+)):(\d{1,5})")
 _OF_SEVERAL = {"process_id": 0, "coordinator": None, "process_token_file": None}
 # what the commands of process 0 do not carry, and why
 _OF_ONE = {
-    "kv_offloading_size": "none, for pages leave a device to the memory of one host",
-    "cpu_offload_gb": "none, for one device maps the files of a store",
+    "kv_offloading_path": "none, for a file holds what the devices of one process have of a page",
+    "cpu_offload_gb": "none, for one device's layers leave it",
     "compile_in_background": "false, for all processes have the same programs at any time",
     "features": "none, for nothing has shown that yours decide the same in every process",
     "logits_processors": "none, for what they return on one host the others do not know",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _OF_ONE = {
     "num_processes": (1, "the stages have the devices of one process"),
     "kv_offloading_size": (None, "pages leave one device"),
-    "cpu_offload_gb": (None, "one device maps the files of a store"),
+    "cpu_offload_gb": (None, "the layers of one device leave it"),
     "deterministic": (False, "it was shown on one device"),
 }
 

@@ -96,6 +96,8 @@ def own_settings(
             is_unasked = value in UNASKED and argument.default is not True
             if not (is_unasked or value is None or _same(value, argument.default)):
                 raise ValidationError(name, value, f"nothing: {argument.instead}")
+        elif argument.passes == ANY and not _is_of_kind(value, argument.default):
+            raise ValidationError(name, value, "true or false")
         else:
             known = (argument.default, *argument.passes)
             if argument.passes != ANY and not any(_same(value, one) for one in known):
@@ -125,6 +127,11 @@ def by_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValidationError(name, value, allowed)
         found[known] = value
     return found
+
+
+def _is_of_kind(value: Any, default: Any) -> bool:
+    """Whether a value is a switch where the default is one."""
+    return value is None or isinstance(value, bool) or not isinstance(default, bool)
 
 
 def _check_experts(given: Mapping[str, Any]) -> None:

@@ -34,11 +34,7 @@ class Perplexity:
 
 
 def perplexity(
-    llm: LLM,
-    text: str,
-    window: int | None = None,
-    stride: int | None = None,
-    use_tqdm: bool = True,
+    llm: LLM, text: str, window: int | None = None, stride: int | None = None, use_tqdm: bool = True
 ) -> Perplexity:
     """The perplexity of a text.
 

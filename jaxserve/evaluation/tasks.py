@@ -54,7 +54,12 @@ class TaskResults:
 
 
 def evaluate_tasks(
-    llm: LLM, pairs: int = 100, names: Sequence[str] = HELD_OUT, use_tqdm: bool = True
+    llm: LLM,
+    pairs: int = 100,
+    names: Sequence[str] = HELD_OUT,
+    use_tqdm: bool = True,
+    *,
+    seed: int = 0,
 ) -> TaskResults:
     """Ask a chat model the questions that the bundled one was not trained on.
 
@@ -63,6 +68,7 @@ def evaluate_tasks(
         pairs: questions of each task, at most; small tasks have fewer.
         names: of tasks.
         use_tqdm: show a progress bar where standard error is a terminal.
+        seed: draws the questions, and how they are put.
 
     Raises:
         ValidationError: an unknown task, or no pairs.
@@ -76,7 +82,7 @@ def evaluate_tasks(
         raise ValidationError("tasks", list(names), "at least one with exact answers")
     windows, owners = [], []
     for name in names:
-        for pair in held_out_pairs(name, pairs):
+        for pair in held_out_pairs(name, pairs, seed):
             windows.append(_window(llm, pair))
             owners.append(name)
     losses: dict[str, list[np.ndarray]] = {name: [] for name in names}

@@ -18,6 +18,8 @@ from jaxserve.processes.free_memory import available_bytes, left_of_process
 
 # for what no plan counts: the interpreter, the tokenizer, compilations, a weight that is quantised
 RESERVE_BYTES = 1 << 30
+# the environment variable by which XLA bounds a GPU's pinned memory, in GiB, and its default
+PINNED_LIMIT, PINNED_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 _DONTNEED = 4  # MADV_DONTNEED of Linux
 
 
@@ -114,6 +116,13 @@ def share_of_host(asked: EngineConfig) -> int | None:
     if asked.memory_bytes is not None:
         available = min(available, asked.memory_bytes)
     return available // asked.data_parallel_size
+
+
+def pinned_limit() -> int:
+    """Bytes of the host's memory that XLA gives arrays which a GPU reads there."""
+    text = os.environ.get(PINNED_LIMIT, "")
+    # XLA too takes its default for what is no number
+    return (int(text) if text.strip().isdecimal() else PINNED_GIB) << 30
 
 
 def _gb(num_bytes: int) -> str:

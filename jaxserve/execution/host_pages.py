@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,6 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.execution.device_state import DeviceState
-from jaxserve.memory.host_tier import MoveCosts
 from jaxserve.memory.tier import Landing, Move
 from jaxserve.models.kv_cache import KVPages
 
@@ -25,7 +23,6 @@ OUT, BACK = "pages out", "pages back"  # the commands
 SIZE = 2 * MOVES  # of their operand: pairs (device page, host page), with trash pages at the end
 MOST_LEAVING = 256  # pages whose copies take the device's memory at once
 STALL_S = 0.25  # that a step waits for room among them, once in a stall
-TRIES = 3  # of a measurement
 
 
 def pack_moves(moves: Sequence[Move]) -> Iterator[tuple[str, np.ndarray]]:
@@ -53,11 +50,44 @@ class Leaving(NamedTuple):
     pages: KVPages
 
 
+class Held(NamedTuple):
+    """What this process keeps of an array of pages: what its own devices have of each page.
+
+    Attributes:
+        data: [host pages, ...].
+        begins: where that begins in a page, by axis.
+    """
+
+    data: np.ndarray
+    begins: tuple[int, ...]
+
+    @classmethod
+    def of(cls, num_pages: int, like: Any) -> Held:
+        """Zeros for so many pages, of which a call moves the shape `like`."""
+        _, *page = like.shape
+        index = like.sharding.addressable_devices_indices_map(like.shape).values()
+        # [devices, axes, begin or end]
+        parts = np.array([[one.indices(s)[:2] for one, s in zip(own[1:], page)] for own in index])
+        begins, ends = parts[..., 0].min(axis=0), parts[..., 1].max(axis=0)
+        # as integers of the same size: NumPy copies these without the interpreter's lock
+        data = np.zeros((num_pages, *(ends - begins)), f"u{like.dtype.itemsize}")
+        return cls(data, tuple(begins.tolist()))
+
+    def place(self, index: Sequence[slice]) -> tuple[slice, ...]:
+        """Where a part of a page lies in `data`, behind the host page."""
+        whole = zip(index, self.begins, self.data.shape[1:], strict=True)
+        return tuple(
+            slice(0, size) if one.start is None else slice(one.start - begin, one.stop - begin)
+            for one, begin, size in whole
+        )
+
+
 class HostPages:
     """As many pages as were asked for, of all layers; each process keeps what its devices have.
 
     A thread brings what leaves to the host, so that no step waits for it. Where that thread is
-    held up, pages that leave are dropped, which the listener hears.
+    held up, pages that leave are dropped, which the listener hears. Of several processes each does
+    the same, so none drops a page: a step waits for room.
 
     Args:
         state: of the device, shapes with their shardings.
@@ -65,7 +95,7 @@ class HostPages:
         num_pages: of the host.
         compile: compiles a function of arrays, an int32 operand of a size and perhaps more arrays,
             which returns `made` or the first arrays.
-        landing: the tier that hears of pages that leave; None: no page is dropped.
+        landing: the tier that hears of pages that leave; None: another process has it.
 
     Attributes:
         close: ends the thread, once what is on its way has arrived.
@@ -95,12 +125,12 @@ class HostPages:
             return state._replace(kv=state.kv.put(places(state.kv, operand), pages))
 
         self._moved = jax.tree.map(moved, state.kv)
-        # as integers of the same size: NumPy copies these without the interpreter's lock
-        self._held = [
-            np.zeros((num_pages, *like.shape[1:]), f"u{like.dtype.itemsize}")
-            for like in jax.tree.leaves(self._moved)
-        ]
+        likes = jax.tree.leaves(self._moved)
+        self._held = [Held.of(num_pages, like) for like in likes]
         self._landing = landing
+        self._drops = landing is not None and all(
+            one.sharding.is_fully_addressable for one in likes
+        )
         self._take = compile(take, state, SIZE, made=self._moved)
         self._put = compile(put, state, SIZE, self._moved)
         self._queue: queue.SimpleQueue[Leaving | None] = queue.SimpleQueue()
@@ -119,8 +149,8 @@ class HostPages:
         return {OUT: self._out, BACK: self._back}
 
     def view(self, host_page: int) -> list[np.ndarray]:
-        """A host page: of each array a part."""
-        return [held[host_page] for held in self._held]
+        """A host page: of each array what this process has."""
+        return [held.data[host_page] for held in self._held]
 
     def fill(self, host_page: int, data: bytes) -> None:
         """Write what the parts of a view held, one behind the other, into a host page.
@@ -133,20 +163,6 @@ class HostPages:
             part[...] = found.reshape(part.shape)
             begin += part.nbytes
 
-    def costs(self, state: DeviceState, page_seconds: float) -> tuple[MoveCosts, DeviceState]:
-        """What moves take now, and the state afterwards: trash pages are moved.
-
-        Args:
-            state: of the device; it is taken away.
-            page_seconds: that the tokens of a page take to be computed.
-        """
-        seconds = []
-        for _ in range(TRIES):
-            begin = time.monotonic()
-            state = jax.block_until_ready(self._back(state, np.zeros(SIZE, np.int32)))
-            seconds.append(time.monotonic() - begin)
-        return MoveCosts(MOVES, min(seconds), page_seconds), state
-
     def _out(self, state: DeviceState, operand: Any) -> DeviceState:
         pairs = np.asarray(operand).reshape(MOVES, 2).tolist()
         hosts = {row: host for row, (page, host) in enumerate(pairs) if page}
@@ -154,10 +170,11 @@ class HostPages:
         landing = self._landing
         if landing is not None:
             notes = {row: landing.leaving(host) for row, host in hosts.items()}
-            if not self._has_room(len(hosts)):
-                for row, host in hosts.items():
-                    landing.lost(host, notes[row])
-                return state
+        if not self._has_room(len(hosts)):
+            assert landing is not None
+            for row, host in hosts.items():
+                landing.lost(host, notes[row])
+            return state
         pages = self._take(state, operand)
         for leaf in jax.tree.leaves(pages):
             leaf.copy_to_host_async()
@@ -174,6 +191,8 @@ class HostPages:
             def fits() -> bool:
                 return self._pending.total() + count <= MOST_LEAVING or self._error is not None
 
+            if not self._drops:
+                return self._changed.wait_for(fits)
             # a stall is waited for once
             has_room = self._changed.wait_for(fits, 0.0 if self._is_stalled else STALL_S)
             self._is_stalled = not has_room
@@ -189,9 +208,14 @@ class HostPages:
             )
             self._raise_error()
 
-        def placed(held: np.ndarray, like: Any) -> jax.Array:
-            pages = held[hosts].view(like.dtype)
-            return jax.make_array_from_callback(like.shape, like.sharding, pages.__getitem__)
+        def placed(held: Held, like: Any) -> jax.Array:
+            pages = held.data[hosts].view(like.dtype)
+
+            def part(index: Any) -> np.ndarray:
+                found: np.ndarray = pages[(index[0], *held.place(index[1:]))]
+                return found
+
+            return jax.make_array_from_callback(like.shape, like.sharding, part)
 
         leaves, tree = jax.tree.flatten(self._moved)
         pages = jax.tree.unflatten(tree, map(placed, self._held, leaves))
@@ -215,10 +239,10 @@ class HostPages:
         hosts, notes, pages = leaving
         for held, leaf in zip(self._held, jax.tree.leaves(pages), strict=True):
             for shard in leaf.addressable_shards:
-                _, *index = shard.index
-                found = np.asarray(shard.data).view(held.dtype)
+                place: Any = held.place(shard.index[1:])
+                found = np.asarray(shard.data).view(held.data.dtype)
                 for row, host in hosts.items():
-                    held[(host, *index)] = found[row]
+                    held.data[(host, *place)] = found[row]
         with self._changed:
             self._pending.subtract(hosts.values())
             self._pending += Counter()  # forget those that are there

@@ -34,7 +34,7 @@ from jaxserve.execution.step_shape import StepShape
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model
-from jaxserve.parallel.placement import HostCopy, placed, put_away
+from jaxserve.parallel.placement import HostCopy, placed, put_away, taken_back
 from jaxserve.parallel.stages import Stage
 
 # what a feature does inside the model, where one stage would not know of another
@@ -60,7 +60,7 @@ class EarlierStage:
         self.state: DeviceState | None = None
         self._everywhere = NamedSharding(stage.mesh, PartitionSpec())
         self._controls: dict[str, Any] = {}
-        self._kept: list[HostCopy] | None = None
+        self._kept: list[HostCopy | None] | None = None
 
     def lower(self, run: Callable[..., Any], shape: StateShape, operands: Sequence[Any]) -> Any:
         """The stage's part of a step, to be compiled.
@@ -111,7 +111,7 @@ class EarlierStage:
         """Have its parameters on its devices again, where the host's memory has kept them."""
         kept, self._kept = self._kept, None
         if kept is not None:
-            self.leaves = tuple(one.on_devices() for one in kept)
+            self.leaves = taken_back(self.leaves, kept)
 
     def drop_state(self) -> None:
         state, self.state = self.state, None

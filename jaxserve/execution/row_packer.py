@@ -11,14 +11,7 @@ import numpy as np
 
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.errors import RowError
-from jaxserve.execution.features import (
-    Chunk,
-    Feature,
-    Need,
-    SpecialRow,
-    feature_sets,
-    overrides,
-)
+from jaxserve.execution.features import Chunk, Feature, Need, SpecialRow, feature_sets, overrides
 from jaxserve.execution.step_inputs import Blob, BlobLayout, row_tables
 from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.request.queueing import Queueing

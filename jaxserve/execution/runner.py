@@ -40,7 +40,7 @@ from jaxserve.execution.features import (
 from jaxserve.execution.features.own_features import asked_features, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
-from jaxserve.execution.host_pages import MOST_LEAVING, MOVES, HostPages, pack_moves
+from jaxserve.execution.host_pages import BACK, MOST_LEAVING, MOVES, SIZE, HostPages, pack_moves
 from jaxserve.execution.memory_plan import Demand, temporary_bound
 from jaxserve.execution.on_demand import OnDemandStates
 from jaxserve.execution.parameters import split_model
@@ -64,7 +64,8 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.linear import dequantized_bytes
 from jaxserve.models.protocol import Model
-from jaxserve.parallel.placement import HostCopy, placed, put_away
+from jaxserve.models.streamed import HELD, StreamedBlocks, streamed_bytes
+from jaxserve.parallel.placement import HOST, HostCopy, placed, put_away, taken_back
 from jaxserve.scheduling.plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,10 @@ logger = logging.getLogger(__name__)
 HOST_COMMANDS = ("set_pool", "make_state", "drop_state", "put_away_weights", "take_back_weights")
 CLOSE = "close"  # listeners hear it when the runner closes; it is no command
 
+INSIDE_A_LAYER = ("linear", "operand", "layer")  # hooks of features
+
 SAMPLES = 256  # numbers of an array that stand for it
+TRIES = 3  # of a measurement of moves
 
 
 class Command(NamedTuple):
@@ -144,6 +148,7 @@ class Runner:
             divides_products=backends.divides_products,
             graph_collectives=config.asked.graph_collectives,
             one_program=backends.one_program,
+            streams=getattr(model, "streamed", None) is not None,
         )
         self.compiler_options = accepted(options)
         lost = sorted(PINNED.keys() - self.compiler_options.keys())  # others lose speed alone
@@ -154,6 +159,11 @@ class Runner:
         # of the part that a device multiplies with
         dequantized = dequantized_bytes(model, backends.matmul, self._itemsize)
         self._dequantized = dequantized // mesh.size
+        streamed: StreamedBlocks | None = getattr(model, "streamed", None)
+        # of the layers that a step brings from the host, as many as it holds at once
+        self._brought = 0
+        if streamed is not None:
+            self._brought = HELD * streamed_bytes(streamed) // streamed.count
         most, vocab_size = config.asked.max_logprobs, model_config.vocab_size
         self.num_logprobs = min(most if most >= 0 else vocab_size, vocab_size)
         if most < 0:
@@ -171,9 +181,11 @@ class Runner:
             config.asked.deterministic,
             self._max_num_seqs,
         )
+        self._asked_offload = config.asked.cpu_offload_gb
         own = asked_features(config.asked, ALL_NAMES)
         provided = make_features(facts, partial(getattr, config.asked))
         self.features = (*provided, *(made(choice, facts) for choice in own))
+        self._refuse_inside(self.features)
         self.ropes = model_config.ropes
         self._fed = [f for f in self.features if overrides(f, "step_buffers")]
         self.packer = RowPacker(
@@ -211,8 +223,8 @@ class Runner:
         self._num_commands = 0
         self._buffers = DeviceBuffers(self.features, mesh)
         self._load: Callable[[], Model] | None = None
-        self._kept_weights: list[HostCopy] | None = None
-        self._mapped = config.asked.mapped_weight_bytes
+        self._kept_weights: list[HostCopy | None] | None = None
+        self._mapped = config.asked.offloaded_bytes if self._is_cpu else 0
         self._kept: LoweredStepCache | None = None
         self.state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
@@ -234,6 +246,12 @@ class Runner:
     def weight_bytes(self) -> int:
         """Bytes of parameters on each device."""
         return bytes_on_device(self._leaves)
+
+    @property
+    def host_weight_bytes(self) -> int:
+        """Bytes of parameters in the host's memory, from where steps bring them."""
+        on_host = [leaf for leaf in self._leaves if leaf.sharding.memory_kind == HOST]
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in on_host)
 
     @property
     def step_flops(self) -> StepFlops:
@@ -303,10 +321,13 @@ class Runner:
         Args:
             page_seconds: that the tokens of a page take to be computed.
         """
-        assert self._host_pages is not None and self.state is not None
-        state, self.state = self.state, None
-        costs, self.state = self._host_pages.costs(state, page_seconds)
-        return costs
+        seconds = []
+        for _ in range(TRIES):
+            begin = time.monotonic()
+            self.run(BACK, np.zeros(SIZE, np.int32))  # trash pages
+            jax.block_until_ready(self.state)
+            seconds.append(time.monotonic() - begin)
+        return MoveCosts(MOVES, min(seconds), page_seconds)
 
     def weights_digest(self) -> bytes:
         """Bytes that stand for the weights: a digest of some numbers of each array.
@@ -316,8 +337,9 @@ class Runner:
         digest = hashlib.blake2b(digest_size=32)
         for leaf in self._leaves:
             part = leaf.addressable_shards[0].data
-            # on a CPU NumPy reads the device's memory
-            flat = (np.asarray(part) if self._is_cpu else part).reshape(-1)
+            # NumPy reads a CPU's memory, and the host's
+            is_here = self._is_cpu or leaf.sharding.memory_kind == HOST
+            flat = (np.asarray(part) if is_here else part).reshape(-1)
             digest.update(np.asarray(flat[:: max(1, flat.size // SAMPLES)]).tobytes())
         return digest.digest()
 
@@ -332,6 +354,7 @@ class Runner:
             transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts)
             + moved * self.cache.page_bytes(self._mesh.shape["model"]),
             temporaries=self._dequantized
+            + self._brought
             + max(
                 temporary_bound(shape, self._model_config, self._itemsize)
                 for shape in self._shapes[:2]
@@ -351,9 +374,7 @@ class Runner:
 
     def _program_table(self) -> ProgramTable:
         cost = partial(
-            predicted_cost,
-            features=self.features,
-            numbers_per_token=self._numbers_per_token,
+            predicted_cost, features=self.features, numbers_per_token=self._numbers_per_token
         )
         return ProgramTable(self._shapes, self.compile_program, cost)
 
@@ -404,9 +425,17 @@ class Runner:
             ValidationError: others have devices, see `require_one_process`.
         """
         self.require_one_process(", ".join(feature.name for feature in features))
+        self._refuse_inside(features)
         self.features = (*self.features, *features)
         self.packer.add(features)
         self._more.add(features)
+
+    def _refuse_inside(self, features: Sequence[Feature]) -> None:
+        """Raises ValidationError for what looks into layers, where a loop has some of them."""
+        for feature in features if self._brought else ():
+            if any(overrides(feature, hook) for hook in INSIDE_A_LAYER):
+                allowed = f"none with {feature.setting or feature.name}, which works inside a layer"
+                raise ValidationError("cpu_offload_gb", self._asked_offload, allowed)
 
     def compile_with(self, names: frozenset[str]) -> bool:
         """Have programs that contain some of the `on_demand` features; whether any was compiled.
@@ -571,13 +600,13 @@ class Runner:
         """Have the parameters that were put away on the devices again."""
         self._tell("take_back_weights")
         kept, self._kept_weights = self._kept_weights, None
-        if isinstance(self._leaves[0], jax.Array):
+        if all(isinstance(leaf, jax.Array) for leaf in self._leaves):
             return  # they stayed
         if kept is None:
             assert self._load is not None
             self.set_weights(self._load(), self._load)
         else:
-            self._leaves = tuple(one.on_devices() for one in kept)
+            self._leaves = taken_back(self._leaves, kept)
 
     def drop_state(self) -> None:
         """Give back the memory of pages and tables. Nothing may run or be found afterwards."""
@@ -775,7 +804,9 @@ def delete_arrays(state: DeviceState | None) -> None:
 def bytes_on_device(leaves: Sequence[Any]) -> int:
     """Of arrays, or of their shapes with shardings, on each device."""
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in leaves
+        if leaf.sharding.memory_kind != HOST
     )
 
 

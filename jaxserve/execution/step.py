@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model, TokenRows
 from jaxserve.parallel.mesh import is_divided, row_spec
 from pallas_kernels import PrefillLanes
+
+Arrays = TypeVar("Arrays")
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def run_step(
     decode = _decode_rows(spec, step, buffers, state)
     # a first token that the host brings is part of the history, as the drafts are
     history = state.history.at[step.slot[:, None], decode.positions].set(decode.tokens)
-    compute = _compute_rows(spec, step, decode)
+    compute = _on_each(_compute_rows(spec, step, decode), spec.mesh)
     if spec.layout.shape.num_prefill:
         region = slice(spec.layout.shape.num_decode_tokens, None)
         history = history.at[compute.slots[region], compute.positions[region]].set(step.token)
@@ -110,7 +112,7 @@ def run_step(
     rows = TokenRows(positions, rope_lengths, live_tokens, hooks)
     hidden, kv = model.layers(embedded, rows, state.kv, attend, spec.start, spec.stop)
 
-    samples = _sampled(spec, step, compute)
+    samples = _on_each(_sampled(spec, step, compute), spec.mesh)
     if spec.stop is not None:
         _, lengths = _lengths(spec, step, decode, samples, None, state.lengths)
         return DeviceState(kv, page_table, history, lengths, {}), hidden, {}
@@ -345,6 +347,17 @@ def _logits_of(spec: StepSpec, model: Model) -> Any:
 def _logits_behind(spec: StepSpec, model: Any) -> Callable[[jax.Array], jax.Array]:
     """Residual stream [N, E] behind any layer -> the logits that the model would end with."""
     return lambda x: _whole_rows(model.logits(model.norm(x)), spec.mesh)
+
+
+def _on_each(arrays: Arrays, mesh: Mesh) -> Arrays:
+    """A tree of what says which rows are meant, whole on each device.
+
+    Where devices divide rows XLA would divide these too, and have devices exchange what each of
+    them can compute.
+    """
+    if not is_divided(mesh.size):
+        return arrays
+    return lax.with_sharding_constraint(arrays, NamedSharding(mesh, PartitionSpec()))
 
 
 def _whole_rows(x: jax.Array, mesh: Mesh, *, drawn_alone: bool = False) -> jax.Array:

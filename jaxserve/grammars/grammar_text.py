@@ -7,11 +7,7 @@ import re
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from jaxserve.params.structured_outputs_params import (
-    FIELD,
-    StructuredOutputsParams,
-    parsed,
-)
+from jaxserve.params.structured_outputs_params import FIELD, StructuredOutputsParams, parsed
 
 MAX_TAGS = 1024
 # What may follow a backslash; with `u` a name could be written in a way that its schema misses.

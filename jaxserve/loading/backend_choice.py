@@ -22,10 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def backends_for(
-    config: ResolvedConfig,
-    model: ModelConfig,
-    device: jax.Device,
-    integers: bool | None,
+    config: ResolvedConfig, model: ModelConfig, device: jax.Device, integers: bool | None
 ) -> Backends:
     """The device's kernels, but for the operations whose kernel was asked for.
 

@@ -115,19 +115,18 @@ def load_engine(
             )
             if others is not None:
                 others.settle(decided, files)
+                if on_lost is None:  # from here on, since `build` runs steps with the others
+                    others.on_lost = runner.lose
             engine = build(
                 decided,
                 mesh,
                 report,
                 runner=runner,
                 tokenizer=tokenizer,
+                others=others,
                 cache_folder=cache_folder,
                 keep_steps=keep_steps and others is None,
             )
-            if others is not None:
-                others.serve(runner)
-                if on_lost is None:
-                    others.on_lost = runner.lose
     # hundreds of thousands of objects live as long as the engine; a collection that walks them
     # stops it for tenths of a second. What is garbage already would never be freed.
     gc.collect()
@@ -176,6 +175,7 @@ def build(
     runner: Runner | None = None,
     tokenizer: Tokenizer | None = None,
     tier: Tier | None = None,
+    others: ProcessGroup | None = None,
     cache_folder: Path | None = None,
     keep_steps: bool = False,
 ) -> Engine:
@@ -189,6 +189,7 @@ def build(
         tokenizer: of the model; read for the first grammar when None.
         tier: where cached pages go that would be forgotten; None: a `HostTier`, where there are
             `CacheSettings.num_host_pages`.
+        others: the processes that do what this one does, from when it is warm.
         cache_folder: of compiled programs, from `compilation_cache.use`.
         keep_steps: see `load_engine`.
 
@@ -231,14 +232,10 @@ def build(
         cost = ModelCost(decided.model, *footprint, devices=mesh.size)
     overlap = asked.overlap
     engine = Engine(
-        scheduler,
-        runner,
-        overlap=overlap,
-        grammars=grammars,
-        cost=cost,
-        busy=busy,
-        encoder=encoder,
+        scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy, encoder=encoder
     )
+    if others is not None:
+        others.serve(runner)
     if own is not None:
         _settle(own, engine, report, preload=asked.kv_offloading_preload)
     return engine
@@ -273,6 +270,9 @@ def decide_bare(
             raise ValidationError(field, getattr(config, field), "1 without an engine")
     files = _found(config, report)
     mesh = make_mesh(config.tensor_parallel_size)
+    if config.offloaded_bytes and mesh.devices.flat[0].platform != "cpu":
+        allowed = "none without an engine, whose steps bring weights from the host's memory"
+        raise ValidationError("cpu_offload_gb", config.cpu_offload_gb, allowed)
     if config.load_format != "dummy":
         fetch_weights(files, report)
     return choose(config, files, mesh, report, in_memory=in_memory), files, mesh
@@ -308,7 +308,8 @@ def load_weights(
             seed=asked.seed,
             form=decided.form,
             plan=decided.plan,
-            mapped=bool(asked.cpu_offload_gb),
+            mapped=bool(asked.offloaded_bytes) and not decided.streamed,
+            streamed=decided.streamed,
             stage=stage,
             told=told,
         )
@@ -346,10 +347,7 @@ def _make_scheduler(
 
 
 def _compile(
-    runner: Runner,
-    config: ResolvedConfig,
-    cache_folder: Path | None,
-    report: LoadProgress,
+    runner: Runner, config: ResolvedConfig, cache_folder: Path | None, report: LoadProgress
 ) -> None:
     """The programs that are wanted before the engine is ready."""
     begin = time.monotonic()
@@ -398,7 +396,7 @@ def _settle(tier: HostTier, engine: Engine, report: LoadProgress, *, preload: bo
 
 def _footprint(decided: EnginePlan, mesh: Mesh, runner: Runner) -> Footprint:
     model, settings = decided.model, decided.config.model
-    weights = runner.weight_bytes * mesh.size
+    weights = runner.weight_bytes * mesh.size + runner.host_weight_bytes
     if not model.tie_word_embeddings or settings.quantization == "int8":  # a head of its own
         weights -= model.vocab_size * model.hidden_size * jnp.dtype(settings.dtype).itemsize
     return Footprint(weights, runner.cache.token_bytes)

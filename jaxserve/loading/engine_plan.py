@@ -19,12 +19,12 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.encoder import Encoder
-from jaxserve.execution.host_memory import share_of_host
+from jaxserve.execution.host_memory import PINNED_LIMIT, RESERVE_BYTES, pinned_limit, share_of_host
 from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.pipeline import PipelineRunner
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
-from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, require_room, room_of, weights_at_most
+from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, gb, require_room, room_of, weights_at_most
 from jaxserve.loading.defaults import resolve, whole_places
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
@@ -38,20 +38,27 @@ from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig
+from jaxserve.models.protocol import Model
 from jaxserve.models.store import holds_integers, read_scales, stored_plan, stored_quantization
-from jaxserve.models.weight_plan import (
-    Plan,
-    multiplies_integers,
-    online_quantization,
-    plan_weights,
+from jaxserve.models.streamed import FIELD, largest_parameters, streamed_bytes, streamed_layers
+from jaxserve.models.weight_plan import Plan, multiplies_integers, online_quantization, plan_weights
+from jaxserve.models.weights import (
+    MOST_LOADING_THREADS,
+    NO_STORE,
+    abstract_model,
+    check_tensors,
+    with_stored_head,
 )
-from jaxserve.models.weights import NO_STORE, abstract_model, check_tensors, with_stored_head
+from jaxserve.parallel.platform import kind_of
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.parallel.stages import check_stages, stages_of
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
 
 logger = logging.getLogger(__name__)
+
+# kinds of devices whose steps bring weights from the host's memory
+STREAMING = ("cuda", "tpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class EnginePlan:
         plan: how quantised weights are kept.
         model_path, tokenizer_path: folders, or GGUF files.
         kv_scales: of a KV cache whose format has a scale a layer; None: of 1, or another format.
+        streamed: how many of the last layers have their weights in the host's memory.
     """
 
     config: ResolvedConfig
@@ -79,6 +87,7 @@ class EnginePlan:
     model_path: str
     tokenizer_path: str
     kv_scales: KVScales | None = None
+    streamed: int = 0
 
     @property
     def kv_format(self) -> KVFormat:
@@ -100,7 +109,7 @@ class EnginePlan:
         config = self.config
         cache = replace(config.cache, num_host_pages=0)  # no step knows of them
         settings = config.model, cache, config.scheduler, config.asked.kv_cache_dtype
-        weights = self.model, self.form, self.plan
+        weights = self.model, self.form, self.plan, self.streamed
         return repr((*weights, self.layer_groups, self.backends, self.kv_scales, *settings))
 
     @property
@@ -108,7 +117,7 @@ class EnginePlan:
         """Text of what decides, beside the weights, what a page with some tokens holds."""
         config = self.config
         form = config.model, config.asked.kv_cache_dtype, config.cache.page_size
-        weights = self.model, self.form, self.plan
+        weights = self.model, self.form, self.plan, self.streamed
         return repr((*weights, self.layer_groups, self.backends, self.kv_scales, *form))
 
     @property
@@ -166,7 +175,9 @@ class EnginePlan:
                 for one in stages
             ]
             return PipelineRunner(self.config, self.model, models, stages, kv_cache)
-        model = abstract_model(self.model, mesh, dtype, self.form, self.plan)
+        model = abstract_model(
+            self.model, mesh, dtype, self.form, self.plan, streamed=self.streamed
+        )
         beside = self.encoder(mesh, loaded=False).device_bytes if self.has_encoder else 0
         return Runner(self.config, self.model, model, mesh, kv_cache, beside=beside)
 
@@ -269,8 +280,8 @@ def choose(
         )
     # of other devices one program is enough
     row_invariant = asked.row_invariant or (asked.deterministic and device.platform == "cpu")
-    if asked.cpu_offload_gb:
-        check_mapped(asked, device.platform, is_stored=stored)
+    if asked.offloaded_bytes:
+        check_offload(asked, kind_of(device), is_stored=stored)
     if in_memory:
         _require_room(config, model, mesh)
     if device.platform == "cpu" and dtype == "float16":
@@ -316,27 +327,76 @@ def choose(
             plan = stored_plan(files.model, form)
         else:
             plan = plan_weights(model, form, dtype, checkpoint)
-    return EnginePlan(config, model, backends, form, plan, str(files.model), str(files.tokenizer))
+    streamed = 0
+    if asked.offloaded_bytes and device.platform != "cpu":
+        shapes = abstract_model(model, mesh, dtype, form, plan)
+        streamed = plan_streamed(shapes, asked, kind_of(device))
+    paths = str(files.model), str(files.tokenizer)
+    return EnginePlan(config, model, backends, form, plan, *paths, streamed=streamed)
 
 
-def check_mapped(asked: EngineConfig, platform: str, *, is_stored: bool) -> None:
-    """Refuse `cpu_offload_gb` where no weights can be left in files.
+def check_offload(asked: EngineConfig, platform: str, *, is_stored: bool) -> None:
+    """Refuse `cpu_offload_gb` where no weights can be elsewhere than in the device's memory.
 
     Raises:
         ValidationError: says where they can.
     """
-    field, value = "cpu_offload_gb", asked.cpu_offload_gb
-    if platform != "cpu":
-        allowed = (
-            f"none on platform {platform}: weights are on the device; set quantization or "
-            "tensor_parallel_size"
-        )
+    field, value = FIELD, asked.cpu_offload_gb
+    if platform not in STREAMING and platform != "cpu":
+        allowed = f"none on platform {platform}: no step of it was read that brings weights"
         raise ValidationError(field, value, allowed)
     if asked.tensor_parallel_size != 1:
-        allowed = "none unless tensor_parallel_size is 1: one device maps the files of a store"
+        allowed = "none unless tensor_parallel_size is 1: the weights of one device leave it"
         raise ValidationError(field, value, allowed)
-    if not is_stored:
-        raise ValidationError(field, value, f"none for a model that is {NO_STORE}")
+    if platform == "cpu":
+        if not is_stored:
+            raise ValidationError(field, value, f"none for a model that is {NO_STORE}")
+        return
+    if is_stored:
+        allowed = f"none on platform {platform} for a store, which has each layer apart"
+        raise ValidationError(field, value, allowed)
+    if asked.deterministic:
+        allowed = f"none with deterministic on platform {platform}: its loop was not read"
+        raise ValidationError(field, value, allowed)
+
+
+def plan_streamed(model: Model, asked: EngineConfig, kind: str) -> int:
+    """How many of the last layers have their weights in the host's memory.
+
+    Args:
+        model: of abstract parameters.
+        asked: the settings, with some `offloaded_bytes`.
+        kind: of the device, see `kind_of`.
+
+    Raises:
+        ValidationError: the host has no room for them, or the layers differ.
+    """
+    value = asked.cpu_offload_gb
+    assert value is not None
+    count = streamed_layers(model, value)
+    layer, room = streamed_bytes(model) // model.config.num_layers, share_of_host(asked)
+    loading = layer + largest_parameters(model, MOST_LOADING_THREADS)
+    bounds: list[tuple[int, str]] = []
+    if room is not None:
+        text = (
+            f"need {gb(count * loading)} of the host's memory while they are read, and "
+            f"{gb(max(0, room))} are available, a memory_reserve of {asked.memory_reserve:.0%} "
+            "left alone"
+        )
+        bounds.append((max(0, room) // loading, text))
+    if kind == "cuda":
+        limit = pinned_limit()
+        text = (
+            f"need {gb(count * layer)} of pinned memory, of which XLA has {gb(limit)}, "
+            f"{gb(RESERVE_BYTES)} for its own copies: {PINNED_LIMIT} sets it, in GiB"
+        )
+        bounds.append((max(0, limit - RESERVE_BYTES) // layer, text))
+    fits, why = min(bounds, default=(count, ""))
+    if fits >= count:
+        return count
+    # rounded down: what is shown is not refused again
+    most = f"at most {fits * layer / 2**30 * (1 - 5e-4):.4g} GiB" if fits else "none"
+    raise ValidationError(FIELD, value, f"{most} here: {count} layers of {gb(layer)} {why}")
 
 
 def _refusal_of_images(
@@ -395,10 +455,12 @@ def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> Non
     if quantization not in WEIGHT_FORMS:
         return  # what the weights of these take only their headers say
     memory, share, devices = device_limit(mesh.devices.flat[0]), asked.gpu_memory_utilization, 1
+    if memory is not None and asked.offloaded_bytes:
+        return  # the plan of the memory tells
     if memory is None:  # devices of a CPU share the host's
         memory, share = share_of_host(asked), 1.0
         if memory is not None:
-            memory += asked.mapped_weight_bytes
+            memory += asked.offloaded_bytes
     else:
         devices = mesh.size
     if memory is None or weights_at_most(model) < MUCH * memory * share:

@@ -25,6 +25,7 @@ from jaxserve.loading.engine_plan import EnginePlan, choose, fetch_weights, kv_s
 from jaxserve.loading.hub import ModelFiles, locate
 from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.loading.process_group import digest_of, steps_digest, token_of, what_is_compared
+from jaxserve.loading.tier_plan import check_own_part
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.parallel.processes import connect, disconnect
 from jaxserve.processes.joining import join
@@ -108,6 +109,7 @@ def _built(config: EngineConfig, link: Link, report: LoadProgress) -> tuple[Engi
     assert isinstance(body, EngineDecision)
     decided = _as_decided(config, body, files, mesh, report)
     runner = decided.runner(mesh)
+    check_own_part(decided.config, runner, mesh)
     cache, scheduler = decided.config.cache, decided.config.scheduler
     runner.set_pool(cache.num_pages, scheduler.max_model_len)
     load = partial(load_weights, decided, mesh)
@@ -119,11 +121,7 @@ def _built(config: EngineConfig, link: Link, report: LoadProgress) -> tuple[Engi
 
 
 def _as_decided(
-    config: EngineConfig,
-    body: EngineDecision,
-    files: ModelFiles,
-    mesh: Mesh,
-    report: LoadProgress,
+    config: EngineConfig, body: EngineDecision, files: ModelFiles, mesh: Mesh, report: LoadProgress
 ) -> EnginePlan:
     """Process 0's decision with the files of this process.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -21,6 +22,7 @@ from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.models import Model
 from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.quant_array import QuantArray
+from jaxserve.parallel.placement import HOST
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,9 @@ def weights_of_tree(given: Mapping[str, Any], model: Model) -> Model:
     placed = []
     for name, place in names.items():
         like = own[place].get_value()
-        value = jnp.asarray(flat[name], like.dtype)
+        # what stays on the host may be more than the device has room for
+        on_host = like.sharding.memory_kind == HOST
+        value = (np if on_host else jnp).asarray(flat[name], like.dtype)
         # the caller may donate or change its own
         value = jax.device_put(value, like.sharding, may_alias=False)
         placed.append((place, own[place].replace(value)))

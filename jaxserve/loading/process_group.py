@@ -119,6 +119,7 @@ class ProcessGroup:
 
     def refuse(self, error: BaseException) -> None:
         """Tell the others that there will be no engine, and why."""
+        self._is_closed = True  # they end at once, and are not lost: this error is the one to tell
         self._say_why(str(error) or type(error).__name__)
         self._end()
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache, KVPages
-from jaxserve.models.protocol import Attend, Rotation
+from jaxserve.models.protocol import Attend, Layer, Rotation, alike
 from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import PrefillLanes
 
@@ -70,11 +70,7 @@ def all_as_lanes(batch: PagedBatch, pages: GroupTables) -> tuple[jax.Array, Pref
 
 
 def make_attend(
-    config: ModelConfig,
-    cache: KVCache,
-    batch: PagedBatch,
-    mesh: Mesh,
-    num_queries: int = 1,
+    config: ModelConfig, cache: KVCache, batch: PagedBatch, mesh: Mesh, num_queries: int = 1
 ) -> Attend[KVPages]:
     """The `attend` callable of one traced step, whose decode rows have `num_queries` tokens.
 
@@ -90,7 +86,7 @@ def make_attend(
         return rows if num_queries == 1 else rows.reshape(-1, num_queries, *x.shape[1:])
 
     def attend(
-        held: KVPages, layer: int, qkv: jax.Array, rotation: Rotation, dtype: Any
+        held: KVPages, layer: Layer, qkv: jax.Array, rotation: Rotation, dtype: Any
     ) -> tuple[jax.Array, KVPages]:
         norms = (rotation.q_norm, rotation.k_norm)
 
@@ -105,7 +101,7 @@ def make_attend(
                 None if norm is None or weight is None else norm._replace(weight=weight)
                 for norm, weight in zip(norms, weights, strict=True)
             )
-            pages = batch.tables[cache.groups.places[layer][0]]
+            pages = batch.tables[cache.groups.place(layer)[0]]
             where = pages.write_pages, batch.write_offsets
             head_dim, padding = qkv.shape[4], cache.head_dim - qkv.shape[4]
             if backends.rotate_and_write:
@@ -122,7 +118,7 @@ def make_attend(
             options: dict[str, Any] = {
                 "scale": config.attention_scale,
                 "soft_cap": config.attention_soft_cap,
-                "window": config.layer_window(layer),
+                "window": config.layer_window(alike(layer)),
             }
             if backends.one_program:
                 every = all_as_lanes(batch, pages)

@@ -15,6 +15,7 @@ from jaxserve.models.linear import LinearForm, Projection, parameter
 from jaxserve.models.norms import RMSNorm
 from jaxserve.models.protocol import Angles, AtLayer, Attend, Cache, TokenRows
 from jaxserve.models.rope import rope_tables
+from jaxserve.models.streamed import StreamedBlocks
 from jaxserve.parallel.spread import WHOLE
 from pallas_kernels.linear import linear
 
@@ -41,6 +42,7 @@ class Decoder(nnx.Module):
             (config.vocab_size, config.hidden_size), dtype, ("vocab", "hidden")
         )
         self.blocks = nnx.List([block(layer) for layer in range(config.num_layers)])
+        self.streamed: StreamedBlocks | None = nnx.data(None)  # those behind `blocks`, if any
         self.norm = norm(config.hidden_size, config.rms_norm_eps, dtype, form)
         # a tied table is looked up in full precision and multiplied in the quantised form
         own_head = not config.tie_word_embeddings or form.quantizes_head
@@ -65,11 +67,29 @@ class Decoder(nnx.Module):
         """Runs the layers [start, stop); see `protocol.Model`."""
         end = self.config.num_layers if stop is None else stop
         angles = self.angles(rows)
-        for layer in range(start, end):
+        for layer in range(start, min(end, len(self.blocks))):
             x, cache = self.blocks[layer](x, cache, AtLayer(layer, rows, angles[layer], attend))
             if rows.hooks.layer is not None:
                 x = rows.hooks.layer(layer, x)
+        if self.streamed is not None:
+            x, cache = self.through_streamed(x, rows, cache, attend, start, end)
         return (self.norm(x) if end == self.config.num_layers else x), cache
+
+    def through_streamed(
+        self,
+        x: jax.Array,
+        rows: TokenRows,
+        cache: Cache,
+        attend: Attend[Cache],
+        start: int,
+        end: int,
+    ) -> tuple[jax.Array, Cache]:
+        """Runs the layers whose weights are on the host; all are in [start, end), without hooks."""
+        assert self.streamed is not None
+        assert start <= self.streamed.first and end == self.config.num_layers
+        assert rows.hooks.layer is None
+        angles = self.angles(rows)[self.streamed.first]
+        return self.streamed(x, cache, lambda layer: AtLayer(layer, rows, angles, attend))
 
     def angles(self, rows: TokenRows) -> list[Angles]:
         """Rotary angles of each layer."""

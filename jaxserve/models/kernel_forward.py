@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm
-from jaxserve.models.protocol import Attend, Rotation
+from jaxserve.models.protocol import Attend, Layer, Rotation, alike
 from pallas_kernels import PrefillLanes, paged_prefill_attention, write_kv
 
 BACKEND = "native"
@@ -33,7 +33,7 @@ def packed_attend(config: ModelConfig, sequences: int, length: int) -> Attend[No
     lanes = PrefillLanes(numbers * length, jnp.full_like(numbers, length), 0 * numbers)
 
     def attend(
-        cache: None, layer: int, qkv: jax.Array, rotation: Rotation, dtype: Any
+        cache: None, layer: Layer, qkv: jax.Array, rotation: Rotation, dtype: Any
     ) -> tuple[jax.Array, None]:
         q, k, v = rotation.split(qkv)
         pool = jnp.zeros((sequences * pages, PAGE_SIZE, 2, *k.shape[1:]), dtype)
@@ -45,7 +45,7 @@ def packed_attend(config: ModelConfig, sequences: int, length: int) -> Attend[No
             lanes,
             scale=config.attention_scale,
             soft_cap=config.attention_soft_cap,
-            window=config.layer_window(layer),
+            window=config.layer_window(alike(layer)),
             row_invariant=True,
             backend=BACKEND,
         )

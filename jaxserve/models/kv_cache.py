@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.layer_groups import LayerGroups
+from jaxserve.models.protocol import Layer
 from pallas_kernels import (
     AttentionShape,
     Backends,
@@ -246,7 +247,7 @@ class KVCache:
     def write(
         self,
         held: KVPages,
-        layer: int,
+        layer: Layer,
         k: jax.Array,  # [T, KVH, head_dim]
         v: jax.Array,
         page_ids: jax.Array,  # int32[T]
@@ -265,7 +266,7 @@ class KVCache:
         return KVPages(write_kv(held.pages, k, v, page_ids, offsets, **options))
 
     def rotate_and_write(
-        self, held: KVPages, layer: int, *operands: jax.Array, **options: Any
+        self, held: KVPages, layer: Layer, *operands: jax.Array, **options: Any
     ) -> tuple[jax.Array, KVPages]:
         """`pallas_kernels.rotate_and_write`: qkv, cos and sin, page ids and offsets -> q, cache."""
         qkv, cos, sin, *where = operands
@@ -276,7 +277,7 @@ class KVCache:
     def decode(
         self,
         held: KVPages,
-        layer: int,
+        layer: Layer,
         q: jax.Array,  # [B, H, head_dim] or [B, Q, H, head_dim]
         page_table: jax.Array,  # int32[B, P]
         kv_lens: jax.Array,  # int32[B]
@@ -287,7 +288,7 @@ class KVCache:
         return paged_decode_attention(q, held.pages, page_table, kv_lens, **options)
 
     def decode_and_write(
-        self, held: KVPages, layer: int, *operands: jax.Array, **options: Any
+        self, held: KVPages, layer: Layer, *operands: jax.Array, **options: Any
     ) -> tuple[jax.Array, KVPages]:
         """`pallas_kernels.paged_decode_and_write`: q, k, v, page table, lengths -> out, cache."""
         q, k, v, *where = operands
@@ -298,7 +299,7 @@ class KVCache:
     def prefill(
         self,
         held: KVPages,
-        layer: int,
+        layer: Layer,
         q: jax.Array,  # [C, H, head_dim]
         page_table: jax.Array,  # int32[N, P]
         lanes: PrefillLanes,
@@ -323,16 +324,18 @@ class KVCache:
         attended: jax.Array = lax.cond(looks_ahead, lambda: attend(last_seen), lambda: attend(None))
         return attended
 
-    def _first_page(self, layer: int) -> int:
-        return self.groups.places[layer][1] * self.num_pages
+    def _first_page(self, layer: Layer) -> int | jax.Array:
+        return self.groups.place(layer)[1] * self.num_pages
 
-    def _static(self, layer: int) -> dict[str, Any]:
+    def _static(self, layer: Layer) -> dict[str, Any]:
         if self.scales is None:
             return {}
-        k, v = self.scales.k[layer], self.scales.v[layer]
-        return {"k_scale": jnp.float32(k), "v_scale": jnp.float32(v)}
+        both = {"k_scale": self.scales.k, "v_scale": self.scales.v}
+        if isinstance(layer, int):
+            return {name: jnp.float32(of_layers[layer]) for name, of_layers in both.items()}
+        return {name: jnp.array(of, jnp.float32)[layer.number] for name, of in both.items()}
 
-    def _read_options(self, held: KVPages, layer: int) -> dict[str, Any]:
+    def _read_options(self, held: KVPages, layer: Layer) -> dict[str, Any]:
         scales = self._static(layer)
         if self.format.token_scales:
             scales = dict(zip(("k_scale", "v_scale"), _by_head(held), strict=True))

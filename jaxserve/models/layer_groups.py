@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import jax
+
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.protocol import Layer
 
 # page tables that a request has at most: each costs the host a page and an entry more
 MOST_GROUPS = 8
@@ -65,6 +68,13 @@ class LayerGroups:
         found = groups(size)
         places = dict(_places(full, 0, size)) | dict(_places(windowed, found.num_full, size))
         return LayerGroups(found, size, tuple(places[layer] for layer in layers))
+
+    def place(self, layer: Layer) -> tuple[int, int | jax.Array]:
+        """The group of a layer, and its place there; those of a loop lie one behind the other."""
+        if isinstance(layer, int):
+            return self.places[layer]
+        group, first = self.places[layer.first]
+        return group, first + layer.number - layer.first
 
 
 def _places(layers: list[int], first: int, size: int) -> Iterator[tuple[int, tuple[int, int]]]:

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection
 from jaxserve.models.norms import RMSNorm
-from jaxserve.models.protocol import TokenRows
+from jaxserve.models.protocol import Layer, TokenRows
 from pallas_kernels.quantized_matmul import Rounding, Rows
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -29,12 +29,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 # activations that the linear layer itself applies
 GATED_IN_PLACE = ("silu", "swish")
 # those that `finish_rows` applies, by its names
-GATES = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
+GATES = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 
 
 class MLP(nnx.Module):
@@ -67,7 +62,7 @@ class MLP(nnx.Module):
         self,
         x: jax.Array,
         rows: TokenRows,
-        layer: int,
+        layer: Layer,
         *,
         norm: RMSNorm | None = None,
         residual: jax.Array | None = None,
@@ -80,7 +75,7 @@ class MLP(nnx.Module):
         """What rows in `dtype` may be rounded to before they are given to `product`."""
         return self.gate_up.rounding(dtype) if self.activation in GATES else None
 
-    def product(self, normed: Rows, rows: TokenRows, layer: int) -> jax.Array:
+    def product(self, normed: Rows, rows: TokenRows, layer: Layer) -> jax.Array:
         """MLP(normed): [T, E] -> parts [S, T, E]."""
         if self.activation in GATES:
             parts, gate = self.gate_up.in_parts(normed), GATES[self.activation]
@@ -88,7 +83,9 @@ class MLP(nnx.Module):
         assert isinstance(normed, jax.Array)
         return self.down.in_parts(self._inner(normed, None, rows._replace(live=None), layer))
 
-    def _inner(self, x: jax.Array, norm: RMSNorm | None, rows: TokenRows, layer: int) -> jax.Array:
+    def _inner(
+        self, x: jax.Array, norm: RMSNorm | None, rows: TokenRows, layer: Layer
+    ) -> jax.Array:
         fusible = self.activation in GATED_IN_PLACE and rows.hooks.linear is None
         if fusible and (norm is None or not norm.offset):
             operand = None if norm is None else norm.as_operand()

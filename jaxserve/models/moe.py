@@ -21,7 +21,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection, parameter
 from jaxserve.models.mlp import ACTIVATIONS, GATED_IN_PLACE
 from jaxserve.models.norms import RMSNorm
-from jaxserve.models.protocol import TokenRows
+from jaxserve.models.protocol import Layer, TokenRows
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel.spread import WHOLE, summed
 from pallas_kernels.grouped_linear import (
@@ -133,7 +133,8 @@ class Experts(nnx.Module):
             return weight, {}
         activations = weight.format.stored.activations
         if weight.format.is_channel8:
-            return weight.values, {"scale": weight.scale, "activations": activations}
+            scale = weight.scale.reshape(len(weight.scale), -1)
+            return weight.values, {"scale": scale, "activations": activations}
         return weight.operand_of_groups(), {"activations": activations}
 
 
@@ -149,13 +150,7 @@ class SparseMLP(nnx.Module):
         hidden, inner, experts = config.hidden_size, config.expert_size, config.num_experts
         # scores decide which weights are read at all, so they are not rounded to few bits
         self.router = Projection(
-            hidden,
-            (experts,),
-            axes=(None, "hidden"),
-            bias=False,
-            dtype=dtype,
-            form=form,
-            role=None,
+            hidden, (experts,), axes=(None, "hidden"), bias=False, dtype=dtype, form=form, role=None
         )
         up_axes, down_axes = (None, "intermediate", "hidden"), (None, "hidden", "intermediate")
         self.gate_up = Experts((experts, 2 * inner, hidden), up_axes, dtype, form)
@@ -165,7 +160,7 @@ class SparseMLP(nnx.Module):
         self,
         x: jax.Array,
         rows: TokenRows,
-        layer: int,
+        layer: Layer,
         *,
         norm: RMSNorm | None = None,
         residual: jax.Array | None = None,
@@ -179,7 +174,7 @@ class SparseMLP(nnx.Module):
         """As `MLP.rounding`: the router reads rows as they are."""
         del dtype
 
-    def product(self, normed: jax.Array, rows: TokenRows, layer: int) -> jax.Array:
+    def product(self, normed: jax.Array, rows: TokenRows, layer: Layer) -> jax.Array:
         """MLP(normed): [T, E] -> one part [1, T, E]."""
         del layer
         return self.of_experts(normed, rows.live)[None]

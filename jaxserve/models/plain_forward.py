@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.protocol import AtLayer, Attend, Hooks, Rotation, TokenRows
+from jaxserve.models.protocol import AtLayer, Attend, Hooks, Layer, Rotation, TokenRows, alike
 
 
 def causal_attend(
@@ -24,7 +24,7 @@ def causal_attend(
     """
 
     def attend(
-        cache: None, layer: int, qkv: jax.Array, rotation: Rotation, dtype: Any
+        cache: None, layer: Layer, qkv: jax.Array, rotation: Rotation, dtype: Any
     ) -> tuple[jax.Array, None]:
         whole = qkv if len(qkv) == 1 else jnp.sum(qkv.astype(jnp.float32), 0, keepdims=True)
         q, k, v = (x.astype(jnp.float32) for x in rotation.split(whole.astype(dtype)))
@@ -32,7 +32,7 @@ def causal_attend(
         highest = jax.lax.Precision.HIGHEST
         scores = jnp.einsum("tkgd,skd->kgts", grouped, k, precision=highest)
         scores = scores * config.attention_scale
-        window, soft_cap = config.layer_window(layer), config.attention_soft_cap
+        window, soft_cap = config.layer_window(alike(layer)), config.attention_soft_cap
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         # key j is seen by query i if i - window < j <= i
@@ -42,6 +42,7 @@ def causal_attend(
             seen &= distance < window
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
         if told is not None:
+            assert isinstance(layer, int), "a loop's layer has weights in the loop alone"
             told(layer, weights.reshape(-1, *weights.shape[2:]))
         out = jnp.einsum("kgts,skd->tkgd", weights, v, precision=highest)
         return out.reshape(q.shape).astype(dtype), cache

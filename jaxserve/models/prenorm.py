@@ -68,7 +68,8 @@ class PreNormDecoder(Decoder):
         stop: int | None = None,
     ) -> tuple[jax.Array, Cache]:
         """Runs the layers [start, stop); see `protocol.Model`."""
-        end = self.config.num_layers if stop is None else stop
+        whole = self.config.num_layers if stop is None else stop
+        end = min(whole, len(self.blocks))
         hooks = rows.hooks
         if (
             self.form.residual_norm is None
@@ -89,4 +90,7 @@ class PreNormDecoder(Decoder):
             rounding = None if layer + 1 == end else readers[layer + 1].rounding(x.dtype)
             behind = self.blocks[layer].behind
             normed, x = self.form.residual_normed(x, product, norm, rounding, behind)
+        if self.streamed is not None:
+            x, cache = self.through_streamed(x, rows, cache, attend, start, whole)
+            return self.norm(x), cache
         return (normed if end == self.config.num_layers else x), cache

@@ -45,10 +45,30 @@ class Rotation(NamedTuple):
         )
 
 
+class Looped(NamedTuple):
+    """A layer inside a loop over layers that are alike.
+
+    Attributes:
+        first: number of the loop's first layer.
+        number: int32[] of this one, traced.
+    """
+
+    first: int
+    number: jax.Array
+
+
+Layer = int | Looped
+
+
+def alike(layer: Layer) -> int:
+    """The number of a layer, or of one that is like it."""
+    return layer if isinstance(layer, int) else layer.first
+
+
 Cache = TypeVar("Cache")
 # attend(cache, layer, qkv [S, T, KVH, G + 2, D], rotation, dtype) -> (out [T, H, D], cache);
 # with S > 1 the projection is in float32 parts whose sum is to be rounded to `dtype`
-Attend = Callable[[Cache, int, jax.Array, Rotation, Any], tuple[jax.Array, Cache]]
+Attend = Callable[[Cache, Layer, jax.Array, Rotation, Any], tuple[jax.Array, Cache]]
 
 
 class Hooks(NamedTuple):
@@ -94,7 +114,7 @@ class TokenRows(NamedTuple):
     def apply(
         self,
         name: str,
-        layer: int,
+        layer: Layer,
         projection: Projection,
         x: jax.Array,
         *,
@@ -104,6 +124,7 @@ class TokenRows(NamedTuple):
         """A projection of x, normed first and added to `residual`, with the hook of its name."""
         operand = None
         if norm is None and self.hooks.operand is not None:
+            assert isinstance(layer, int)  # a runner refuses hooks of layers in a loop
             x = self.hooks.operand(name, layer, x)
         if norm is not None and (norm.offset or self.hooks.linear is not None):
             x = norm(x)
@@ -111,6 +132,7 @@ class TokenRows(NamedTuple):
             operand = norm.as_operand()
         if self.hooks.linear is None:
             return projection(x, norm=operand, residual=residual, live=self.live)
+        assert isinstance(layer, int)
         out = self.hooks.linear(name, layer, x, projection(x, live=self.live))
         return out if residual is None else residual + out
 
@@ -132,7 +154,7 @@ class AtLayer(NamedTuple, Generic[Cache]):
         attend: see `Attend`.
     """
 
-    layer: int
+    layer: Layer
     rows: TokenRows
     angles: Angles
     attend: Attend[Cache]

@@ -23,7 +23,13 @@ from pallas_kernels.native.weights import (
 )
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from pallas_kernels.quantized_matmul import dequantize as dequantize_operand
-from pallas_kernels.quantized_matmul.formats import BLOCK, pack_int4, packed_columns, unpack_int4
+from pallas_kernels.quantized_matmul.formats import (
+    NIBBLES,
+    PIECE,
+    pack_int4,
+    packed_columns,
+    unpack_int4,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +45,17 @@ class WeightFormat:
             apart, for as many devices, where a device's part is no multiple of what is packed
             together. Of native experts: the devices that divide their outputs, for which the
             blocks of each expert are apart. 1: neither.
+        experts: whether the weight is one of experts, each a matrix of its own.
+        words: of 4-bit elements that are not native: a row, or a part of one, is filled up with
+            zeros to a multiple of so many words, and where it is, its scales by group as well.
+            Those are finite: a kernel multiplies zeros with them.
     """
 
     stored: Encoding
     native: bool
     parts: int = 1
+    experts: bool = False
+    words: int = PIECE
 
     def divided(self, inputs: int, devices: int) -> WeightFormat:
         """The format of a weight whose inputs are divided among devices.
@@ -63,7 +75,7 @@ class WeightFormat:
         if self.in_blocks:
             self._require_whole(devices, inputs, inputs_of_vector(kind == "int4"), "inputs")
             return self
-        packed_whole = kind != "int4" or inputs % (devices * BLOCK) == 0
+        packed_whole = kind != "int4" or inputs % (devices * NIBBLES * self.words) == 0
         return replace(self, parts=1 if packed_whole else devices)
 
     def with_divided_outputs(self, outputs: int, devices: int, *, experts: bool) -> WeightFormat:
@@ -105,6 +117,20 @@ class WeightFormat:
         grouped = self.native or self.stored.kind == "int4" or self.stored.group is not None
         return self.is_channel8 or not grouped
 
+    def by_group(self, array: Any) -> Any:
+        """Scales or zeros [*out, groups] as they are kept: in the order in which kernels read them,
+        since a TPU would bring them into that order at every step."""
+        if self.in_blocks:
+            return np.ascontiguousarray(np.moveaxis(array, -1, 0))
+        (*out, groups), matrices = array.shape, array.shape[:1] if self.experts else ()
+        missing = self.kept_groups(groups * (self.stored.group or 0)) - groups
+        if self.stored.group and missing:
+            by_part = array.reshape(*out, self.parts, -1)
+            width = [*((0, 0) for _ in range(array.ndim)), (0, missing // self.parts)]
+            array = np.pad(by_part, width).reshape(*out, -1)
+        by_row = array.reshape(*matrices, -1, array.shape[-1])
+        return np.ascontiguousarray(by_row.swapaxes(-1, -2))
+
     @property
     def in_blocks(self) -> bool:
         """Whether stored elements are in blocks of outputs, as a `NativeWeight` has them."""
@@ -119,8 +145,22 @@ class WeightFormat:
             return native_shape(math.prod(shape[:-1]), shape[-1], nibbles)
         columns = shape[-1]
         if self.stored.kind == "int4":
-            columns = self.parts * packed_columns(columns // self.parts)
+            columns = self.parts * self._columns(columns // self.parts)
         return (*shape[:-1], columns)
+
+    def kept_groups(self, inputs: int) -> int:
+        """Scales of a row of so many elements, as they are kept."""
+        groups, part = self.stored.groups(inputs), inputs // self.parts
+        if self.native or self.stored.kind != "int4" or self.stored.group is None:
+            return groups
+        columns = self._columns(part)
+        if columns == packed_columns(part):
+            return groups
+        return self.parts * NIBBLES * columns // self.stored.group
+
+    def _columns(self, inputs: int) -> int:
+        """Words of a row of so many 4-bit elements."""
+        return -(-packed_columns(inputs) // self.words) * self.words
 
     @property
     def dtype(self) -> np.dtype:
@@ -154,7 +194,9 @@ class WeightFormat:
         kept = elements
         if kind == "int4" and not self.native:
             by_part = elements.reshape(len(elements) * self.parts, -1)
-            kept = pack_int4(by_part).reshape(len(elements), -1)
+            packed = pack_int4(by_part)
+            missing = self._columns(by_part.shape[1]) - packed.shape[1]
+            kept = np.pad(packed, ((0, 0), (0, missing))).reshape(len(elements), -1)
         elif self.dtype == np.uint8:
             kept = elements.view(np.uint8) ^ np.uint8(0x80)
         if self.in_blocks:
@@ -175,7 +217,8 @@ class QuantArray:
 
     Attributes:
         values: as `format` keeps them.
-        scale: [*out] where `format.by_output`, else [groups, *out]; of `format.scale_dtype`.
+        scale: [groups, N] of N outputs, of experts [E, groups, N]; [groups, *out] where
+            `format.in_blocks`. Of `format.scale_dtype`.
         zero: of the shape of `scale`; None: none.
         order: int32 [in], the input of each column; None: as they stand.
         input_scale: float32 [1] of activations that are rounded with it; None: with their own.
@@ -195,8 +238,10 @@ class QuantArray:
     def empty(shape: tuple[int, ...], format: WeightFormat) -> QuantArray:
         """A weight [*out, in] with zeros everywhere in the arrays."""
         out, inputs = shape[:-1], shape[-1]
-        by_group = (format.stored.groups(inputs), *out)
-        scale = jnp.zeros(out if format.by_output else by_group, format.scale_dtype)
+        groups = format.kept_groups(inputs)
+        matrices = out[:1] if format.experts else ()
+        by_group = (*matrices, groups, math.prod(out[len(matrices) :]))
+        scale = jnp.zeros((groups, *out) if format.in_blocks else by_group, format.scale_dtype)
         zero = None if format.zero_dtype is None else jnp.zeros(scale.shape, format.zero_dtype)
         order = jnp.zeros(inputs, jnp.int32) if format.stored.ordered else None
         values = jnp.zeros(format.values_shape(shape), format.dtype)
@@ -206,38 +251,27 @@ class QuantArray:
     def leaf_axes(self, axes: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
         """Logical axes of each array, given those of [*out, in], in the order of the tree."""
         out, last = axes[:-1], axes[-1]
-        scale = out if self.format.by_output else (last, *out)
+        scale: tuple[str | None, ...] = (last, out[0])
+        if self.format.experts:
+            scale = out[0], last, out[1]
         values = axes
         if self.format.in_blocks:  # blocks of the outputs, of which the first axis is divided
             first = out[:2] if self.format.parts > 1 else out[:1]
-            values = (*first, last)
+            values, scale = (*first, last), (last, *out)
         zero = [] if self.zero is None else [scale]
         order: list[tuple[str | None, ...]] = [] if self.order is None else [(None,)]
         static: list[tuple[str | None, ...]] = [] if self.input_scale is None else [(None,)]
         return [values, scale, *zero, *order, *static]
 
     def with_arrays(
-        self,
-        values: Any,
-        scales: Any,
-        zeros: Any,
-        order: Any,
-        input_scale: Any,
+        self, values: Any, scales: Any, zeros: Any, order: Any, input_scale: Any
     ) -> QuantArray:
         """The same weight of arrays whose scales and zeros are [*out, groups]."""
-
-        def placed(by_group: Any) -> Any:
-            if by_group is None:
-                return None
-            if self.format.by_output:
-                return by_group[..., 0]
-            return np.ascontiguousarray(np.moveaxis(by_group, -1, 0))
-
         return replace(
             self,
             values=values,
-            scale=placed(scales),
-            zero=placed(zeros),
+            scale=self.format.by_group(scales),
+            zero=None if zeros is None else self.format.by_group(zeros),
             order=order,
             input_scale=input_scale,
         )
@@ -263,8 +297,9 @@ class QuantArray:
 
         def by_output(found: Any) -> np.ndarray:
             array = np.asarray(found)
-            placed = array[..., None] if self.format.by_output else np.moveaxis(array, 0, -1)
-            return np.ascontiguousarray(placed)
+            if self.format.in_blocks:
+                return np.ascontiguousarray(np.moveaxis(array, 0, -1))
+            return np.asarray(self._by_input(array)).reshape(*out, -1)
 
         zeros = None if self.zero is None else by_output(self.zero)
         return values.reshape(self.shape), by_output(self.scale).astype(np.float32), zeros
@@ -286,6 +321,16 @@ class QuantArray:
             return Fp8Weight(values, scale)
         return Int4Weight(values, scale, zero)
 
+    def _by_input(self, array: Any) -> Any:
+        """Scales or zeros that are kept in the order of kernels as [N, groups], without fill."""
+        groups, kept = self.format.stored.groups(self.shape[-1]), array.shape[-2]
+        by_row = array.swapaxes(-1, -2).reshape(-1, kept)
+        if kept == groups:
+            return by_row
+        parts = self.format.parts
+        by_part = by_row.reshape(-1, parts, kept // parts)[..., : groups // parts]
+        return by_part.reshape(-1, groups)
+
     def operand_of_groups(self) -> QuantizedWeight | NativeWeight:
         """A weight [E, out, in] of experts for `pallas_kernels.grouped_linear`."""
         if self.format.native:
@@ -294,12 +339,17 @@ class QuantArray:
         if self.format.stored.kind == "int4":
             return Int4Weight(self.values, self.scale, self.zero)
         kind: Any = Int8Weight if self.format.stored.kind == "int8" else Fp8Weight
-        weight: QuantizedWeight = kind(self.values, self.scale)
+        scale = self.scale.reshape(len(self.scale), -1) if self.format.by_output else self.scale
+        weight: QuantizedWeight = kind(self.values, scale)
         return weight
 
     def dequantize(self) -> jax.Array:
         """The weight float32 [*out, in]."""
-        operand, inputs = self.operand(), self.shape[-1]
+        inputs, given = self.shape[-1], self
+        if not (self.format.in_blocks or self.format.by_output):
+            scale, zero = jax.tree.map(lambda one: self._by_input(one).T, (self.scale, self.zero))
+            given = replace(self, scale=scale, zero=zero)
+        operand = given.operand()
         if isinstance(operand, Int4Weight):
             parts = self.format.parts
             apart = operand.packed.reshape(len(operand.packed) * parts, -1)

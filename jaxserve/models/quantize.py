@@ -147,8 +147,9 @@ def _own_part(wanted: QuantArray) -> list[slice]:
         found = [index[axis].indices(array.shape[axis]) for index in every if index is not None]
         return min(begin for begin, *_ in found), max(end for _, end, _ in found)
 
-    first = 0 if wanted.format.by_output else 1
-    outputs = [own(wanted.scale, first + axis) for axis in range(len(wanted.shape) - 1)]
+    by_block = wanted.format.in_blocks
+    held, first = (wanted.scale, 1) if by_block else (wanted.values, 0)
+    outputs = [own(held, first + axis) for axis in range(len(wanted.shape) - 1)]
     inputs, kept = wanted.shape[-1], wanted.values.shape[-1]
     begin, end = own(wanted.values, wanted.values.ndim - 1)
     return [slice(*one) for one in (*outputs, (begin * inputs // kept, end * inputs // kept))]

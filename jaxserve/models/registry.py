@@ -8,17 +8,7 @@ from typing import Any
 
 from jaxserve.config.named_object import OBJECT_NAME, object_of_name
 from jaxserve.errors import UnsupportedModelError
-from jaxserve.models import (
-    gemma2,
-    gemma3,
-    llama,
-    llava,
-    mixtral,
-    olmo2,
-    phi3,
-    qwen2_vl,
-    qwen3_moe,
-)
+from jaxserve.models import gemma2, gemma3, llama, llava, mixtral, olmo2, phi3, qwen2_vl, qwen3_moe
 from jaxserve.models.classifiers import classifier_of
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.protocol import Model
@@ -127,11 +117,7 @@ _DECODERS = (
         qwen3_moe.source,
     ),
     Family(
-        "MixtralForCausalLM",
-        "mixtral",
-        mixtral.read_config,
-        mixtral.SparseDecoder,
-        mixtral.source,
+        "MixtralForCausalLM", "mixtral", mixtral.read_config, mixtral.SparseDecoder, mixtral.source
     ),
 )
 # those of one `model_type` in this order: it names a model that generates where it stands alone

@@ -31,11 +31,7 @@ def reordered(x: jax.Array, order: jax.Array) -> jax.Array:
 
 
 def spread_product(
-    projection: Projection,
-    spread: Spread,
-    x: Rows,
-    given: dict[str, Any],
-    **options: Any,
+    projection: Projection, spread: Spread, x: Rows, given: dict[str, Any], **options: Any
 ) -> jax.Array:
     """`Projection.__call__` over several devices: x [T, in] -> [T, *out_shape].
 

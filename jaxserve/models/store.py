@@ -26,12 +26,16 @@ from jaxserve.models.protocol import Model
 from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.sources import Place
 from jaxserve.models.weight_plan import Plan
+from pallas_kernels.backends.mosaic_tpu import LENGTH_MULTIPLE
+from pallas_kernels.quantized_matmul.formats import PIECE
 
 NO_FOLDER = "a model of a GGUF file is not written: its config and tokenizer are no files"
 # (place in the module tree, abstract parameter) -> its value
 Make = Callable[[Place, Any], Any]
 # 8-bit integers as they are, and with 128 added, for a kernel that wants them so
 _EIGHT_BITS = ("int8", "uint8")
+# the order of scales, as a store's record names it: that of `WeightFormat.by_group`
+_SCALES = "rows of groups"
 
 
 def named_leaves(model: Model) -> dict[str, Any]:
@@ -105,6 +109,7 @@ def save_model(
         "dtype": dtype,
         "quantization": model.form.quantization,
         "weights": {name: asdict(format) for name, format in _formats(model).items()},
+        "scales": _SCALES,
         "kv_scales": None if scales is None else [list(scales.k), list(scales.v)],
     }
     small = small_files_of(model_folder)
@@ -155,12 +160,16 @@ def restore_model(
             path, f"it holds a {architecture}, and config.json is of {model.config.architecture}"
         )
     recorded = _recorded_formats(path)
+    ordered = record.about.get("scales") == _SCALES
     for name, format in _formats(model).items():
         if name in recorded and recorded[name].parts != format.parts:
             problem = (
                 f"packed for {recorded[name].parts} devices, not {format.parts}: convert again"
             )
             raise CheckpointError(path, problem, name)
+        if not (ordered or format.in_blocks):
+            problem = "its scales are in another order than kernels read: convert again"
+            raise CheckpointError(path, problem, f"{name}.scale")
     wanted, stored = named_leaves(model), record.leaves()
     kept = {
         name: _stored_form(path, name, like, stored[name].dtype) if name in stored else like
@@ -236,6 +245,14 @@ def stored_plan(path: Path, form: LinearForm) -> Plan:
         if format.native != native and not format.is_channel8:
             problem = f"kept for other kernels than {form.backend}: convert again here"
             raise CheckpointError(path, problem, name)
+        if form.experts == "mosaic_tpu" and format.experts and format.stored.kind == "int4":
+            words = read_record(path).leaves()[f"{name}.values"].shape[-1] // format.parts
+            if words % LENGTH_MULTIPLE:
+                problem = (
+                    f"rows of {words} words, and this device's kernel takes a multiple of "
+                    f"{LENGTH_MULTIPLE}: convert again here"
+                )
+                raise CheckpointError(path, problem, name)
         place = tuple(int(x) if x.isdigit() else x for x in name.split("."))
         plan[place] = replace(format, native=native)
     return plan
@@ -246,7 +263,11 @@ def _recorded_formats(path: Path) -> dict[str, WeightFormat]:
     try:
         return {
             name: WeightFormat(
-                Encoding(**values["stored"]), bool(values["native"]), int(values.get("parts", 1))
+                Encoding(**values["stored"]),
+                bool(values["native"]),
+                int(values.get("parts", 1)),
+                experts=bool(values.get("experts", False)),
+                words=int(values.get("words", PIECE)),
             )
             for name, values in read_record(path).about["weights"].items()
         }

@@ -21,6 +21,7 @@ from jaxserve.models.linear import LinearForm
 from jaxserve.models.quant_array import WeightFormat
 from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
+from pallas_kernels.backends.mosaic_tpu import LENGTH_MULTIPLE
 from pallas_kernels.linear.native import GROUP_MULTIPLE
 from pallas_kernels.native.weights import LANES
 from pallas_kernels.quantized_matmul.formats import FP8_GROUP, GROUPS
@@ -214,7 +215,9 @@ def device_format(
     if stored.kind == "int4":
         known = stored.group is None or (stored.group in GROUPS and inputs % stored.group == 0)
         if known and stored.zeros != "offset":
-            return WeightFormat(replace(stored, activations="float", static=False), native)
+            kept = WeightFormat(replace(stored, activations="float", static=False), native)
+            is_tpu = role == "experts" and form.experts == "mosaic_tpu"
+            return replace(kept, words=LENGTH_MULTIPLE) if is_tpu else kept
     elif (not grouped or _keeps_groups(stored, form, inputs)) and stored.zeros == "none":
         rounded = stored.kind == "fp8" and "mosaic_gpu" in form.matmul
         activations = stored.activations if rounded or stored.static else "float"

@@ -40,6 +40,7 @@ from jaxserve.models.quantize import read_quantized
 from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
 from jaxserve.models.store import Make, restore_model
+from jaxserve.models.streamed import of_layers, with_streamed
 from jaxserve.models.weight_plan import Plan, plan_weights, source_place
 from jaxserve.parallel.mesh import is_divided
 from jaxserve.parallel.sharding import ShardingRules
@@ -70,6 +71,7 @@ def load_model(
     plan: Plan | None = None,
     mapped: bool = False,
     stage: Stage | None = None,
+    streamed: int = 0,
     told: Callable[[int, int], Any] = lambda done, total: None,
 ) -> Model:
     """Returns the model with its parameters on the devices of `mesh`.
@@ -88,7 +90,7 @@ def load_model(
         form: how the linear layers keep and multiply their weights.
         plan: of the quantised weights; None: what `plan_weights` says.
         mapped: leave the weights of a store in its files.
-        stage: see `abstract_model`; of no store.
+        stage, streamed: see `abstract_model`; of no store.
         told: how many bytes of the weights are there, and of how many, as it goes.
 
     Raises:
@@ -106,11 +108,10 @@ def load_model(
     if mapped:
         raise CheckpointError(Path(path), f"its weights are not mapped: it is {NO_STORE}")
     if load_format == "dummy":
-        model = abstract_model(config, mesh, resolved, form, plan, stage)
+        model = abstract_model(config, mesh, resolved, form, plan, stage, streamed)
         return _filled(model, partial(_dummy, seed, config), told)
-    with opened_model(
-        path, config, mesh=mesh, dtype=resolved, form=form, plan=plan, stage=stage
-    ) as (model, make):
+    given: dict[str, Any] = {"form": form, "plan": plan, "stage": stage, "streamed": streamed}
+    with opened_model(path, config, mesh=mesh, dtype=resolved, **given) as (model, make):
         return _filled(model, make, told)
 
 
@@ -124,6 +125,7 @@ def opened_model(
     form: LinearForm = PLAIN_LINEAR,
     plan: Plan | None = None,
     stage: Stage | None = None,
+    streamed: int = 0,
 ) -> Iterator[tuple[Model, Make]]:
     """The shapes of a checkpoint's model, and what reads one of its parameters while it is open.
 
@@ -137,7 +139,7 @@ def opened_model(
             logger.info("images are not read: %d tensors of %s are passed over", *passed)
         if plan is None:
             plan = plan_weights(config, form, dtype, checkpoint)
-        model = abstract_model(config, mesh, dtype, form, plan, stage)
+        model = abstract_model(config, mesh, dtype, form, plan, stage, streamed)
         yield model, partial(_read, checkpoint, config, jnp.dtype(dtype))
 
 
@@ -217,14 +219,16 @@ def abstract_model(
     form: LinearForm,
     plan: Plan | None = None,
     stage: Stage | None = None,
+    streamed: int = 0,
 ) -> Model:
     """The model with the shapes, types and shardings of its parameters, and no memory for them.
 
     `plan` is of the quantised weights; None: that of a checkpoint that is not quantised. Of a
-    `stage`, whose mesh it is on, the parameters that others hold are None.
+    `stage`, whose mesh it is on, the parameters that others hold are None. The weights of so many
+    of the last layers as are `streamed` stay on the host (`with_streamed`).
 
     Raises:
-        ValidationError: sizes that do not divide over the mesh.
+        ValidationError: sizes that do not divide over the mesh, or layers to stream that differ.
     """
     if plan is None:
         plan = plan_weights(config, form, dtype, None)
@@ -241,6 +245,8 @@ def abstract_model(
         return nnx.merge(graph, nnx.from_flat_state(kept))
 
     model: Model = rules.abstract(mesh, make)
+    if streamed:
+        model = with_streamed(model, streamed)
     return model if stage is None else _of_stage(model, stage)
 
 
@@ -264,9 +270,10 @@ def _planned(variable: Any, format: WeightFormat | None, spread: Spread | None) 
     """
     if format is None:
         return variable
+    is_expert = variable.get_metadata("role") == "experts"
+    format = replace(format, experts=is_expert)
     if spread is not None:
         axes, shape = variable.get_metadata("logical_axes"), variable.get_value().shape
-        is_expert = variable.get_metadata("role") == "experts"
         if spread.divides(axes[-1]):
             format = format.divided(shape[-1], spread.devices)
         elif any(map(spread.divides, axes[:-1])):
@@ -283,7 +290,11 @@ def _filled(model: Model, make: Make, told: Callable[[int, int], Any]) -> Model:
         place, variable = item
         if variable.get_value() is None:
             return item
-        return place, variable.replace(jax.block_until_ready(make(place, variable)))
+        if place[0] == "streamed":
+            made = of_layers(model, place, variable, make)
+        else:
+            made = make(place, variable)
+        return place, variable.replace(jax.block_until_ready(made))
 
     # as many parameters are under way as there are threads, so that host memory stays bounded
     flat = nnx.to_flat_state(state)

@@ -52,9 +52,7 @@ def _steps(steps: Sequence[StepRecord]) -> Iterator[Event]:
         tokens = {"decode": step.num_decode_tokens, "prefill": step.num_prefill_tokens}
         yield _counter("tokens", step.dispatched, tokens)
         yield _counter(
-            "sequences",
-            step.dispatched,
-            {"running": step.num_running, "waiting": step.num_waiting},
+            "sequences", step.dispatched, {"running": step.num_running, "waiting": step.num_waiting}
         )
 
 

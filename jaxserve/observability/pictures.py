@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxserve.errors import ValidationError
-from jaxserve.observability.figures import (
-    Span,
-    latency_figure,
-    pages_figure,
-    timeline_figure,
-)
+from jaxserve.observability.figures import Span, latency_figure, pages_figure, timeline_figure
 from jaxserve.observability.perfetto import write_trace
 from jaxserve.observability.request_lives import RequestLife
 

@@ -46,9 +46,7 @@ class UnitedMetrics:
         self._engines()[0].record_refused(limit, count)
 
 
-def united_registry(
-    engines: Callable[[], Sequence[Metrics | UnitedMetrics]],
-) -> CollectorRegistry:
+def united_registry(engines: Callable[[], Sequence[Metrics | UnitedMetrics]]) -> CollectorRegistry:
     """The samples of all, the families of each name together."""
     registry = CollectorRegistry()
     registry.register(_Families(engines))

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 Index = tuple[slice, ...]
+HOST = "pinned_host"  # JAX's name of the host's memory that a device reads
 
 
 def placed(value: np.ndarray, sharding: Sharding) -> jax.Array:
@@ -45,18 +46,32 @@ class HostCopy:
 
 def put_away(
     arrays: Sequence[jax.Array], *, keep: bool
-) -> tuple[tuple[Any, ...], list[HostCopy] | None]:
+) -> tuple[tuple[Any, ...], list[HostCopy | None] | None]:
     """Free arrays on their devices; returns their shapes with their shardings, and copies.
 
     Args:
         arrays: are deleted.
         keep: have copies of them in the host's memory; else None is returned in their place.
+            What is in the host's memory already stays where it is, without a copy.
     """
-    kept = [HostCopy(array) for array in arrays] if keep else None
-    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding) for one in arrays]
+    left: list[Any] = []
+    kept: list[HostCopy | None] = []
     for array in arrays:
+        if keep and array.sharding.memory_kind == HOST:
+            left.append(array)
+            kept.append(None)
+            continue
+        left.append(jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding))
+        if keep:
+            kept.append(HostCopy(array))
         array.delete()
-    return tuple(shapes), kept
+    return tuple(left), kept if keep else None
+
+
+def taken_back(left: Sequence[Any], kept: Sequence[HostCopy | None]) -> tuple[jax.Array, ...]:
+    """The arrays that `put_away` has kept, on their devices again."""
+    both = zip(left, kept, strict=True)
+    return tuple(one if copy is None else copy.on_devices() for one, copy in both)
 
 
 def _key(index: Index | None) -> tuple[Any, ...]:

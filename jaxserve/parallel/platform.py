@@ -12,16 +12,20 @@ from jaxserve.parallel.mesh import devices
 logger = logging.getLogger(__name__)
 
 
+def kind_of(device: jax.Device) -> str:
+    """The kind of a device: "cuda", "rocm", "tpu" or "cpu"; JAX calls both kinds of GPUs "gpu"."""
+    if device.platform == "gpu":
+        return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+    return device.platform
+
+
 class Platform:
     """What scripts ask before they choose settings."""
 
     @property
     def device_type(self) -> str:
         """ "cuda", "rocm", "tpu" or "cpu"."""
-        device = devices()[0]
-        if device.platform == "gpu":
-            return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
-        return device.platform
+        return kind_of(devices()[0])
 
     @property
     def device_name(self) -> str:

@@ -146,10 +146,7 @@ class SamplingParams:
         reader=SAMPLING,
     )
     top_k: int = setting(
-        0,
-        Integer(-1),
-        "Sample from the k most likely tokens; 0 and -1 are off.",
-        reader=SAMPLING,
+        0, Integer(-1), "Sample from the k most likely tokens; 0 and -1 are off.", reader=SAMPLING
     )
     min_p: float = setting(
         0.0,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_t
 
 import msgpack
 
-from jaxserve.boundary.front_messages import FRONT_BODIES
+from jaxserve.boundary.front_messages import FRONT_BODIES, AboutModel
 from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.image_facts import ImageFacts
 from jaxserve.boundary.messages import (
@@ -262,6 +262,8 @@ class Channel:
 
 def _plain(value: Any) -> Any:
     """What msgpack does not know: dataclasses, sets, enums, mappings."""
+    if isinstance(value, AboutModel):
+        return [value.model, [value.message.kind, value.message]]
     names = _FIELDS.get(type(value))
     if names is not None:
         return [getattr(value, name) for name in names]
@@ -319,6 +321,8 @@ def _object_reader(kind: Any) -> Reader:
     readers = [(place, _reader(hints[name])) for place, name in enumerate(names)]
     if kind is StepOutput:
         readers.append((names.index("reports"), _reports))
+    if kind is AboutModel:
+        readers.append((names.index("message"), _message))
     converted = [(place, convert) for place, convert in readers if convert is not None]
 
     def read(values: list[Any]) -> Any:
@@ -334,6 +338,13 @@ def _object_reader(kind: Any) -> Reader:
 def _reports(value: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What features tell, by their names; features of the operator's own tell plain data."""
     return {name: _REPORT_READERS.get(name, dict)(told) for name, told in value.items()}
+
+
+def _message(value: list[Any]) -> Body:
+    """A message within another one, which travels behind its kind."""
+    kind, fields = value
+    body: Body = _READERS[kind](fields)
+    return body
 
 
 def _restored(**values: Any) -> SamplingParams:

@@ -31,9 +31,7 @@ class SequenceGroup:
     """
 
     def __init__(
-        self,
-        behind: dict[str, int],
-        make: Callable[[str, int, SequenceGroup], Request],
+        self, behind: dict[str, int], make: Callable[[str, int, SequenceGroup], Request]
     ) -> None:
         self.behind = behind
         self._make = make

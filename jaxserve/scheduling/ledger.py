@@ -89,10 +89,7 @@ class Ledger:
     """
 
     def __init__(
-        self,
-        config: ResolvedConfig,
-        clock: Callable[[], float] = time.monotonic,
-        engines: int = 1,
+        self, config: ResolvedConfig, clock: Callable[[], float] = time.monotonic, engines: int = 1
     ):
         asked, self._slots = config.asked, config.scheduler.max_num_seqs
         self._most = asked.max_num_queued_reqs or math.inf, asked.max_num_queued_tokens or math.inf

@@ -524,11 +524,7 @@ class Scheduler:
         return True
 
     def _take_over(
-        self,
-        source: Request,
-        child: Request,
-        num_tokens: int,
-        copied: tuple[list[int], list[int]],
+        self, source: Request, child: Request, num_tokens: int, copied: tuple[list[int], list[int]]
     ) -> None:
         assert source.slot is not None and child.slot is not None
         self._num_computed += num_tokens

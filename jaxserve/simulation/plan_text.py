@@ -18,6 +18,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.cost import Row, flops_of
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.savings import experts_unread, without_savings
+from jaxserve.simulation.devices import Device
 from jaxserve.simulation.planner import Candidate, Load
 from jaxserve.simulation.prices import HOURS_A_MONTH, Prices
 from jaxserve.simulation.setting import Setting
@@ -81,6 +82,26 @@ def kv_lines(setting: Setting) -> list[str]:
         f"{model.head_dim} numbers as {kept} = {setting.token_bytes:,} bytes over all devices"
         + (", with scales" if cache == "int8" else "")
     ]
+
+
+def offload_lines(
+    model: ModelConfig, dtype: str, quantizations: Sequence[str], devices: Sequence[Device]
+) -> list[str]:
+    """What a step takes at least that brings weights from the host's memory."""
+    lines = ["With --cpu-offload-gb every step brings those weights over the link, one device:"]
+    for device in devices:
+        if not device.host_link:
+            lines.append(f"- {device.name}: its maker says no rate of the link to the host")
+            continue
+        layers = (
+            f"{name or dtype} {1e3 * held / device.host_link:,.0f} ms"
+            for name in quantizations
+            for held in [weight_bytes(model, dtype, name).linear]
+        )
+        rate, each = f"{device.host_link / 1e9:g} GB/s", 1e3 * 2**30 / device.host_link
+        of_all = f"all linear layers {', '.join(layers)}"
+        lines.append(f"- {device.name}: {rate}, so {each:.3g} ms for each GiB; {of_all}")
+    return lines
 
 
 def savings_of(setting: Setting, load: Load) -> dict[str, int]:
@@ -195,6 +216,8 @@ def text_of(
         model, dtype = settings[0].model, settings[0].config.model.dtype
         lines += [*weight_lines(model, dtype), "", *rule_lines(model, dtype, quantizations), ""]
         lines += [*kv_lines(settings[0]), *saving_lines(settings[0], load), ""]
+        devices = list(dict.fromkeys(one.offer.device for one in found))
+        lines += [*offload_lines(model, dtype, quantizations, devices), ""]
     if good:
         lines += [*table(good[:SHOWN], load, prices.currency), ""]
         if len(good) > SHOWN:

@@ -71,9 +71,7 @@ def load_policy(path: Path, config: EngineConfig) -> str:
 
 
 def compare(
-    serve: Callable[[EngineConfig], Served],
-    config: EngineConfig,
-    policies: Sequence[str],
+    serve: Callable[[EngineConfig], Served], config: EngineConfig, policies: Sequence[str]
 ) -> list[dict[str, Any]]:
     """A report a policy, of the same requests.
 

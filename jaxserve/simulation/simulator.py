@@ -222,12 +222,7 @@ class Simulation:
         running = len(scheduler.running)
         decoded = sum(rows.lengths[:num_decode])
         served.step(
-            self.now,
-            running,
-            scheduler.num_waiting,
-            pages,
-            decoded,
-            sum(rows.lengths) - decoded,
+            self.now, running, scheduler.num_waiting, pages, decoded, sum(rows.lengths) - decoded
         )
         end = max(self.now, self._device_free) + took.device
         self._device_free = end

@@ -126,11 +126,7 @@ PRESETS = {
     "bursty": Workload(num_prompts=500, request_rate=5, burstiness=0.25, input_len=256),
     "long-prompts": Workload(num_prompts=200, request_rate=1, input_len=4096, output_len=128),
     "shared-prefixes": Workload(
-        num_prompts=500,
-        request_rate=5,
-        input_len=256,
-        prefix_len=1024,
-        num_prefixes=10,
+        num_prompts=500, request_rate=5, input_len=256, prefix_len=1024, num_prefixes=10
     ),
     "priorities": Workload(num_prompts=500, request_rate=5, input_len=256, num_priorities=3),
     "chat": Workload(

@@ -33,12 +33,7 @@ _UNTOLD = (
     "tokenizer_object",
     "backend",
 )
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 RENDER_TIMEOUT_S = 10.0
 MAX_TEMPLATE_ERROR = 200  # characters that are told of what a template says of messages
 KEPT_TEMPLATES = 8

@@ -1,6 +1,6 @@
 """Prompts, at the path that vLLM has them."""
 
-from jaxserve.client.input_processor import Prompt as PromptType
+from jaxserve.client.prompt_reader import Prompt as PromptType
 from jaxserve.params.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
 
 __all__ = ["EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt"]

@@ -4,7 +4,4 @@ from __future__ import annotations
 
 from pallas_kernels.backends.record import GPUS, OTHER_NVIDIA, Backend, Implementation
 
-BACKEND = Backend(
-    "gpu",
-    (Implementation("linear", "linear.gpu", runs=(*GPUS, OTHER_NVIDIA)),),
-)
+BACKEND = Backend("gpu", (Implementation("linear", "linear.gpu", runs=(*GPUS, OTHER_NVIDIA)),))

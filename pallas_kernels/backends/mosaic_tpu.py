@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 POOLS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
 TABLE_ENTRIES = 192 << 10  # of 4 bytes, in 1 MiB of scalar memory with the rest of the scalars
+LENGTH_MULTIPLE = 128  # elements or words of a row of a group's matrix
 MOST_ROUTED = 256  # tokens and experts: what a kernel counts in bfloat16 stays exact
 
 
@@ -152,9 +153,9 @@ def covers_grouped(weight: jax.Array) -> KernelError | None:
         return KernelError("weight.dtype", weight.dtype, "bfloat16, float32, or of few bits")
     if weight.ndim != 3 or weight.shape[1] % 128:
         return KernelError("weight.shape", weight.shape, "outputs that are a multiple of 128")
-    if weight.shape[2] % 128:
+    if weight.shape[2] % LENGTH_MULTIPLE:
         # XLA stores others with the outputs along lanes, and would copy all of them for the kernel
-        allowed = "rows of a multiple of 128 elements or words"
+        allowed = f"rows of a multiple of {LENGTH_MULTIPLE} elements or words"
         return KernelError("weight.shape", weight.shape, allowed)
     return None
 
@@ -223,14 +224,11 @@ BACKEND = Backend(
             whole_pages=True,
             instruction="dma",
         ),
-        Implementation(
-            "grouped_linear",
-            "grouped_linear.mosaic_tpu",
-            covers_grouped,
-            (TPU,),
-            True,
-        ),
+        Implementation("grouped_linear", "grouped_linear.mosaic_tpu", covers_grouped, (TPU,), True),
         Implementation("rotary", "rotary.mosaic_tpu", covers_rotary, (TPU,), True),
+        Implementation(
+            "linear_layer", "linear.mosaic_tpu", covers_matmul, (TPU,), True, instruction="matmul"
+        ),
         Implementation("route", "route.mosaic_tpu", covers_route, (TPU,), True),
         Implementation(
             "matmul",

@@ -34,12 +34,7 @@ BACKEND = Backend(
     (
         Implementation("decode", "paged_attention.native", covers, (CPU,)),
         Implementation(
-            "prefill",
-            "paged_attention.native",
-            covers,
-            (CPU,),
-            sees_ahead=True,
-            in_one_order=True,
+            "prefill", "paged_attention.native", covers, (CPU,), sees_ahead=True, in_one_order=True
         ),
         Implementation("write_kv", "write_kv.native", covers, (CPU,)),
         Implementation("linear", "linear.native", covers_linear, (CPU,), stores="uint8"),

@@ -21,13 +21,5 @@ def covers(shape: AttentionShape) -> KernelError | None:
 
 BACKEND = Backend(
     "xla_pages",
-    (
-        Implementation(
-            "write_kv",
-            "write_kv.xla_pages",
-            covers,
-            (TPU,),
-            whole_pages=True,
-        ),
-    ),
+    (Implementation("write_kv", "write_kv.xla_pages", covers, (TPU,), whole_pages=True),),
 )

@@ -17,7 +17,15 @@ from pallas_kernels.native.paths import Path
 from pallas_kernels.native.weights import NativeWeight
 from pallas_kernels.pages import FLOAT_DTYPES
 from pallas_kernels.quantized_matmul import Rounding, Rows
-from pallas_kernels.quantized_matmul.formats import Fp8Weight, Int4Weight, Int8Weight
+from pallas_kernels.quantized_matmul.formats import (
+    FP8_GROUP,
+    GROUPS,
+    NIBBLES,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    packed_columns,
+)
 
 
 def grouped_linear(
@@ -41,8 +49,9 @@ def grouped_linear(
     Args:
         x: activations, sorted by group: float32, float16 or bfloat16.
         weight: a matrix a group, in the type of x or of 8 bits as `linear` takes them; or a
-            quantised weight as `linear` takes it, with an axis of groups before that of outputs
-            (of a `NativeWeight`'s elements, of blocks).
+            quantised weight as `linear` takes it, with a first axis of groups in each array (of a
+            `NativeWeight`'s scales a second one). A row of 4 bits may be filled up with words
+            behind its inputs; then scales and zeros are those of the whole row.
         sizes: rows of each group, not negative, M at most in all.
         scale: given exactly for an array of 8 bits: what its rows are multiplied with.
         activations: for a quantised weight, as `linear`.
@@ -170,8 +179,32 @@ def _check(
         raise KernelError("scale", scale, "given exactly for an array of 8 bits")
     if scale is not None:
         check_array("scale", scale, jnp.float32, (groups, outputs))
+    if isinstance(weight, (Int4Weight, Int8Weight, Fp8Weight)):
+        _check_quantized(weight, x.shape[1])
     if gated and outputs % 2:
         raise KernelError("weight", f"{outputs} outputs", "an even number when gated")
     if out_dtype not in FLOAT_DTYPES:
         raise KernelError("out_dtype", out_dtype, "float32, float16 or bfloat16")
     return groups
+
+
+def _check_quantized(weight: Int4Weight | Int8Weight | Fp8Weight, inputs: int) -> None:
+    """Judges the arrays of a weight [E, N, inputs], whose rows of 4 bits may be filled up."""
+    (groups, outputs), held = sizes_of(weight), inputs
+    if isinstance(weight, Int4Weight):
+        words = weight.packed.shape[2]
+        if words < packed_columns(inputs):
+            allowed = f"at least {packed_columns(inputs)} words of {inputs} inputs"
+            raise KernelError("weight.packed", weight.packed.shape, allowed)
+        if words > packed_columns(inputs):
+            held = NIBBLES * words
+        shapes = [(groups, held // size, outputs) for size in GROUPS if inputs % size == 0]
+        kind = weight.scales.dtype if weight.scales.dtype in FLOAT_DTYPES else jnp.float32
+        check_array("weight.scales", weight.scales, kind, (groups, 1, outputs), *shapes)
+        if weight.zeros is not None:
+            check_array("weight.zeros", weight.zeros, jnp.uint8, weight.scales.shape)
+        return
+    if weight.values.shape[2] != inputs:
+        raise KernelError("weight.values", weight.values.shape, f"[groups, outputs, {inputs}]")
+    by_group = [] if inputs % FP8_GROUP else [(groups, inputs // FP8_GROUP, outputs)]
+    check_array("weight.scale", weight.scale, jnp.float32, (groups, outputs), *by_group)

@@ -14,7 +14,13 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.linear.api import Weight, as_stored_weight
 from pallas_kernels.native.weights import NativeWeight
 from pallas_kernels.quantized_matmul.activations import Rows, rounded_rows, split_rows
-from pallas_kernels.quantized_matmul.formats import Fp8Weight, Int4Weight, Int8Weight
+from pallas_kernels.quantized_matmul.formats import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    group_of,
+    packed_columns,
+)
 from pallas_kernels.quantized_matmul.operands import Operands
 
 
@@ -47,9 +53,12 @@ class Layer:
         self, linear: Callable[..., jax.Array], rows: jax.Array, group: jax.Array, **options: Any
     ) -> jax.Array:
         """Rows times the matrix of one group, by a backend's linear layer."""
+        weight = of_group(self.weight, group)
+        if isinstance(weight, Int4Weight):
+            weight = _without_fill(weight, rows.shape[1])
         return linear(
             rows,
-            of_group(self.weight, group),
+            weight,
             scale=None if self.scale is None else self.scale[group],
             activations=self.activations,
             bias=None,
@@ -60,8 +69,17 @@ class Layer:
             **options,
         )
 
-    def operands(self, x: Rows) -> Operands:
+    @property
+    def rounds(self) -> bool:
+        """Whether rows are rounded to 8-bit integers before they are multiplied."""
+        return self.scale is not None or self.activations == "int8"
+
+    def operands(self, x: Rows, *, rounds: bool = True) -> Operands:
         """What a kernel takes for rows x; "fp8" is taken for "float".
+
+        Args:
+            x: rows, rounded already or not.
+            rounds: whether to round them here where `self.rounds`.
 
         Raises:
             KernelError: the weight is one for native kernels.
@@ -77,9 +95,8 @@ class Layer:
         elif self.scale is not None:
             stored = as_stored_weight(stored, jnp.int8)
         if scales is not None and scales.ndim == 2:
-            scales = scales[None]
-        is_rounded = self.scale is not None or self.activations == "int8"
-        rows = rounded_rows(x, "int8" if is_rounded else "float", None)
+            scales = scales[:, None]
+        rows = rounded_rows(x, "int8" if self.rounds and rounds else "float", None)
         return Operands(*split_rows(rows), stored, scales, zeros)
 
 
@@ -87,22 +104,33 @@ def of_group(weight: Weight, group: jax.Array) -> Weight:
     """The weight of one group.
 
     Args:
-        weight: elements [E, ...]; scales [E, N] of one an output, else [inputs' groups, E, N].
+        weight: elements [E, ...]; scales [E, N] of one an output, else [E, inputs' groups, N], of a
+            `NativeWeight` [inputs' groups, E, N].
         group: int32[].
     """
     if isinstance(weight, Int4Weight):
-        zeros = None if weight.zeros is None else weight.zeros[:, group]
-        return Int4Weight(weight.packed[group], weight.scales[:, group], zeros)
+        zeros = None if weight.zeros is None else weight.zeros[group]
+        return Int4Weight(weight.packed[group], weight.scales[group], zeros)
     if isinstance(weight, NativeWeight):
         offset = None if weight.offset is None else weight.offset[:, group]
         return NativeWeight(weight.values[group], weight.scale[:, group], offset)
     if isinstance(weight, Int8Weight):
         return Int8Weight(weight.values[group], weight.scale[group])
     if isinstance(weight, Fp8Weight):
-        by_input = weight.scale.ndim == 3
-        scale = weight.scale[:, group] if by_input else weight.scale[group]
-        return Fp8Weight(weight.values[group], scale)
+        return Fp8Weight(weight.values[group], weight.scale[group])
     return weight[group]
+
+
+def _without_fill(weight: Int4Weight, inputs: int) -> Int4Weight:
+    """A weight [N, K] whose rows end with their inputs."""
+    (packed, scales, zeros), columns = weight, packed_columns(inputs)
+    if packed.shape[1] == columns:
+        return weight
+    groups = len(scales)
+    if groups > 1:
+        groups = inputs // group_of(inputs, groups, packed.shape[1])
+    kept = None if zeros is None else zeros[:groups]
+    return Int4Weight(packed[:, :columns], scales[:groups], kept)
 
 
 def elements_of(weight: Weight) -> jax.Array:
@@ -113,13 +141,8 @@ def elements_of(weight: Weight) -> jax.Array:
 
 def sizes_of(weight: Weight) -> tuple[int, int]:
     """Groups, and outputs of each."""
-    if isinstance(weight, Int4Weight):
-        scales = weight.scales.shape[1:]
-    elif isinstance(weight, NativeWeight):
-        scales = weight.scale.shape[1:]
-    elif isinstance(weight, (Int8Weight, Fp8Weight)):
-        scales = weight.scale.shape[-2:]
-    else:
-        scales = weight.shape[:2]
-    groups, outputs = scales
-    return groups, outputs
+    if isinstance(weight, NativeWeight):
+        groups, outputs = weight.scale.shape[1:]
+        return groups, outputs
+    stored = elements_of(weight)
+    return stored.shape[0], stored.shape[1]

@@ -26,13 +26,27 @@ from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
 from pallas_kernels.grouped_linear.blocks import TPU_SIZES, Blocks, blocks_of
 from pallas_kernels.grouped_linear.layer import Layer
-from pallas_kernels.quantized_matmul.activations import Rows
+from pallas_kernels.quantized_matmul.activations import RoundedRows, Rows
 from pallas_kernels.quantized_matmul.formats import NIBBLES
-from pallas_kernels.quantized_matmul.mosaic_tpu import LANES, Place, add_tile, in_tiles, plan_of
+from pallas_kernels.quantized_matmul.mosaic_tpu import (
+    Around,
+    Form,
+    by_rows,
+    gate_of,
+    prepare,
+    rounded,
+)
 from pallas_kernels.quantized_matmul.operands import Operands
-
-ROWS_BYTES = 8 << 20  # of the chip's own memory for the rows that a kernel gathers or adds to
-PARTS = 2  # of the outputs, where their tiles divide: a v5p has two cores
+from pallas_kernels.quantized_matmul.tpu_tiles import (
+    LANES,
+    PARTS,
+    ROWS_BYTES,
+    Place,
+    add_tile,
+    holds_rows,
+    in_tiles,
+    plan_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +60,16 @@ class _Form:
         choices: rows whose results are added for a row of the result; None: results lie as the
             places do.
         dtype: in which results are rounded.
+        rounds: whether the kernel rounds rows to 8-bit integers, each with a scale of its own.
+        width: inputs of a grid step.
     """
 
     sources: int | None
     gated: bool
     choices: int | None
     dtype: Any
+    rounds: bool
+    width: int
 
 
 def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
@@ -61,30 +79,40 @@ def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
     rows: Any = operands.pop(0) if has_rows else None
     weights: Any = None if form.choices is None else operands.pop(0)  # float32[choices, T]
     refs, out_ref, sums_ref, *scratch = operands
+    held = scratch[2:4]  # of rounded rows: all scales and those of a block, where it gathers
     block, tile, step, steps = (*(pl.program_id(axis) for axis in (1, 2, 3)), pl.num_programs(3))
     count = counts[block]
+
+    def widen(at: Any) -> None:
+        """Rows as float32, since single ones can be read of 32 bits alone."""
+        values = refs.rows[at, :].astype(jnp.float32)
+        if form.rounds:
+            integers, held[0][at, :] = rounded(values)
+            values = integers.astype(jnp.float32)
+        elif refs.row_scale is not None:
+            held[0][at, :] = refs.row_scale[at, :]
+        scratch[0][at, :] = values
 
     @pl.when((block == 0) & (tile == 0) & (step == 0))
     def _() -> None:
         if form.sources is not None:
-            # single rows can be read of 32 bits alone
-            scratch[0][...] = refs.rows[...].astype(jnp.float32)
+            by_rows(refs.rows.shape[0], widen)
         if form.choices is not None:
             out_ref[...] = jnp.zeros_like(out_ref)
 
     def gather(place: Any, _: None) -> None:
         source = lax.div(rows[block, place], jnp.int32(form.sources))
         scratch[1][pl.ds(place, 1), :] = scratch[0][pl.ds(source, 1), :]
-        if refs.row_scale is not None:
-            scratch[2][pl.ds(place, 1), :] = refs.row_scale[pl.ds(source, 1), :]
+        if sums_ref.dtype == jnp.int32:
+            held[1][pl.ds(place, 1), :] = held[0][pl.ds(source, 1), :]
 
     def write(total: jax.Array) -> None:
-        value = _gated(total.astype(form.dtype)) if form.gated else total
+        value = gate_of(total.astype(form.dtype)) if form.gated else total
         if form.choices is None:
             out_ref[...] = value.astype(out_ref.dtype)
             return
-        held = scratch[-1]
-        held[...] = value.astype(jnp.float32)
+        results = scratch[-1]
+        results[...] = value.astype(jnp.float32)
         width = value.shape[1]
         columns = pl.ds(pl.multiple_of(tile * width, LANES), width)
 
@@ -92,46 +120,32 @@ def _kernel(groups: Any, counts: Any, *given: Any, form: _Form) -> None:
             row = rows[block, place]
             token, choice = (one(row, jnp.int32(form.choices)) for one in (lax.div, lax.rem))
             at = pl.ds(token, 1), columns
-            out_ref[at] = out_ref[at] + weights[choice, token] * held[pl.ds(place, 1), :]
+            out_ref[at] = out_ref[at] + weights[choice, token] * results[pl.ds(place, 1), :]
 
         lax.fori_loop(0, count, add, None)
 
     @pl.when(count > 0)
     def _() -> None:
-        own = refs
-        if form.sources is not None:
+        own, rows = refs, refs.rows
+        if form.sources is not None or form.rounds:
 
             @pl.when((tile == 0) & (step == 0))
             def _() -> None:
-                lax.fori_loop(0, count, gather, None)
+                if form.sources is not None:
+                    lax.fori_loop(0, count, gather, None)
+                else:
+                    prepare(refs, Around(), (scratch[0], scratch[1]), Form(form.dtype, rounds=True))
 
-            width = refs.stored.shape[1] * (NIBBLES if refs.is_int4 else 1)
-            part = scratch[1][:, pl.ds(pl.multiple_of(step * width, LANES), width)]
-            scale = None if refs.row_scale is None else scratch[2]
-            own = refs._replace(rows=part.astype(refs.rows.dtype), row_scale=scale)
-        add_tile(own, sums_ref, step, steps, write)
-
-
-def _gated(both: jax.Array) -> jax.Array:  # float32[R, N / 2]
-    """silu(gate) * up of [R, N], whose columns are gate and up in turn.
-
-    A product with ones and zeros copies columns exactly; each stage is rounded to the type.
-    """
-    wide, dtype = both.shape[1], both.dtype
-    exact = dtype != jnp.bfloat16
-    both = both.astype(jnp.float32) if exact else both
-    column = lax.broadcasted_iota(jnp.int32, (wide, wide // 2), 0)
-    result = lax.broadcasted_iota(jnp.int32, (wide, wide // 2), 1)
-    gate, up = (
-        jnp.dot(
-            both,
-            (column == 2 * result + part).astype(both.dtype),
-            precision=lax.Precision.HIGHEST if exact else None,
-            preferred_element_type=jnp.float32,
-        )
-        for part in (0, 1)
-    )
-    return (gate / (1.0 + jnp.exp(-gate))).astype(dtype).astype(jnp.float32) * up
+        if form.sources is not None:
+            rows = scratch[1]
+            own = own._replace(row_scale=held[1] if sums_ref.dtype == jnp.int32 else None)
+        elif form.rounds:
+            rows = scratch[0]
+            own = own._replace(row_scale=scratch[1])
+        if rows.shape[1] != form.width:
+            rows = rows[:, pl.ds(pl.multiple_of(step * form.width, LANES), form.width)]
+        kind = jnp.int8 if sums_ref.dtype == jnp.int32 else refs.rows.dtype
+        add_tile(own._replace(rows=rows[...].astype(kind)), sums_ref, step, steps, write)
 
 
 def in_blocks(
@@ -144,7 +158,7 @@ def in_blocks(
     interpret: Any,
 ) -> jax.Array:  # [B * R or more, N], half as wide when gated; float32[T, N] with weights
     """As `pallas_kernels.grouped_linear.linear_in_blocks`."""
-    operands = _operands(x, layer)
+    operands = _operands(x, layer, rounds=False)
     plan = replace(plan_of(operands, None), tile_m=blocks.size)
     outputs, inputs = operands.outputs, operands.rows.shape[1]
     tiles, steps, count = outputs // plan.tile_n, inputs // plan.tile_k, len(blocks.groups)
@@ -154,22 +168,30 @@ def in_blocks(
     gated = layer.gated and width % LANES == 0
 
     length = operands.rows.shape[0]
-    held = (2 * length * operands.rows.dtype.itemsize + 4 * (length + blocks.size)) * inputs
-    if operands.row_scale is not None:
-        held += 2 * 4 * LANES * length  # a scale a row takes a vector's lanes
-    gathers = sources is not None and held <= ROWS_BYTES
+    size = (2 * length * operands.rows.dtype.itemsize + 4 * (length + blocks.size)) * inputs
+    if layer.rounds:
+        size += 2 * 4 * LANES * length  # a scale a row takes a vector's lanes
+    gathers = sources is not None and size <= ROWS_BYTES
+    rounds = layer.rounds and not isinstance(x, RoundedRows)
+    added = 0 if weights is None else 8 * len(weights) * outputs // parts
+    adds = weights is not None and added <= ROWS_BYTES
+    beside = added if adds else 0
+    holds = sources is None and holds_rows(operands, plan, prepared=rounds, beside=beside)
+    if rounds and not (gathers or holds):
+        operands, rounds = _operands(x, layer, rounds=True), False
     if sources is not None and not gathers:
         source = lax.div(blocks.rows.reshape(-1), jnp.int32(sources))
         scale = operands.row_scale
         operands = operands._replace(
             rows=operands.rows[source], row_scale=None if scale is None else scale[source]
         )
-    adds = weights is not None and 8 * len(weights) * outputs // parts <= ROWS_BYTES
     form = _Form(
         sources=sources if gathers else None,
         gated=gated,
         choices=weights.shape[1] if adds and weights is not None else None,
         dtype=layer.out_dtype,
+        rounds=rounds,
+        width=plan.tile_k,
     )
     table: list[Any] = [blocks.groups, blocks.counts]
     table += [blocks.rows] if gathers or adds else []
@@ -192,7 +214,7 @@ def in_blocks(
 
     given, specs = in_tiles(operands, plan, place)
     width = plan.tile_n // 2 if gated else plan.tile_n
-    scratch = [pltpu.VMEM((blocks.size, plan.tile_n), operands.sum_type)]
+    scratch = [pltpu.VMEM((blocks.size, plan.tile_n), jnp.int32 if rounds else operands.sum_type)]
     if gathers:
         whole = operands.rows.shape
         specs = specs._replace(rows=pl.BlockSpec(whole, lambda *_: (0, 0)))
@@ -200,7 +222,19 @@ def in_blocks(
         if given.row_scale is not None:
             scales = pl.BlockSpec(given.row_scale.shape, lambda *_: (0, 0))
             specs = specs._replace(row_scale=scales)
-            scratch.append(pltpu.VMEM((blocks.size, 1), jnp.float32))
+        if layer.rounds:
+            scratch += [pltpu.VMEM((rows, 1), jnp.float32) for rows in (length, blocks.size)]
+    elif holds:
+
+        def of_rows(*step: Any) -> tuple[Any, Any]:
+            return place(*step).rows, 0
+
+        specs = specs._replace(rows=pl.BlockSpec((blocks.size, inputs), of_rows))
+        if rounds:
+            scratch += [
+                pltpu.VMEM((blocks.size, inputs), jnp.int8),
+                pltpu.VMEM((blocks.size, 1), jnp.float32),
+            ]
     if adds:
         assert weights is not None
         shape, dtype = (len(weights), parts * tiles * width), jnp.dtype(jnp.float32)
@@ -234,18 +268,21 @@ def in_blocks(
     return (each.astype(jnp.float32) * weights[:, :, None]).sum(axis=1)
 
 
-def _operands(x: Rows, layer: Layer) -> Operands:
-    """What the kernel reads, in whole blocks of inputs."""
-    operands = layer.operands(x)
+def _operands(x: Rows, layer: Layer, *, rounds: bool) -> Operands:
+    """What the kernel reads, in whole vectors of inputs; `rounds` as in `Layer.operands`."""
+    operands = layer.operands(x, rounds=rounds)
     stored, scales, zeros = operands.stored, operands.scales, operands.zeros
-    # a row of 4 bits may end within a block of its inputs: the rest meets zeros
-    inputs = stored.shape[2] * (NIBBLES if operands.is_int4 else 1)
     rows = operands.rows
     if rows.dtype == jnp.float16:  # which a TPU does not multiply
         rows = rows.astype(jnp.float32)
+    operands = operands._replace(rows=rows)
+    if rows.shape[1] % LANES == 0:
+        return operands
+    # a row of 4 bits may end within a vector of its inputs: the rest meets zeros
+    inputs = stored.shape[2] * (NIBBLES if operands.is_int4 else 1)
     rows = jnp.pad(rows, ((0, 0), (0, inputs - rows.shape[1])))
     if operands.group:
-        missing = ((0, inputs // operands.group - len(scales)), (0, 0), (0, 0))
+        missing = ((0, 0), (0, inputs // operands.group - scales.shape[1]), (0, 0))
         scales = jnp.pad(scales, missing)
         zeros = None if zeros is None else jnp.pad(zeros, missing)
     return operands._replace(rows=rows, scales=scales, zeros=zeros)

@@ -22,6 +22,7 @@ from pallas_kernels.quantized_matmul import (
     quantized_matmul,
 )
 from pallas_kernels.quantized_matmul.activations import rounded_rows, split_rows
+from pallas_kernels.quantized_matmul.api import check_operands
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
 from pallas_kernels.quantized_matmul.splits import dequantizes
 
@@ -47,9 +48,27 @@ def linear(
     `rounds`: the product gives its float32 sums in the type of the result where nothing else is
     done to them in float32.
     """
+    is_plain = isinstance(weight, jax.Array) and scale is None and not isinstance(x, RoundedRows)
+    if not is_plain and input_scale is None:
+        operand, activations = _as_quantized(weight, scale), _activations(scale, activations)
+        check_operands(x, operand, activations, out_dtype)
+        shape = MatmulShape.of(x, operand, activations)
+        whole = OPERATIONS["linear_layer"].get(_first(matmul, shape))
+        if whole is not None:
+            layer: jax.Array = whole.load().layer(
+                x,
+                operand,
+                rounds=activations == "int8",
+                norm=norm,
+                bias=bias,
+                gated=gated,
+                residual=residual,
+                out_dtype=out_dtype,
+            )
+            return layer
     rows = x if norm is None or isinstance(x, RoundedRows) else rms_norm(x, norm)
     wanted = out_dtype if rounds and bias is None else jnp.dtype("float32")
-    if isinstance(weight, jax.Array) and scale is None and not isinstance(rows, RoundedRows):
+    if isinstance(weight, jax.Array) and isinstance(rows, jax.Array) and is_plain:
         product = dot(rows, weight, wanted)
     else:
         product = quantized_product(
@@ -63,12 +82,8 @@ def linear(
         )
     if bias is not None:
         product = product + bias.astype(jnp.float32)
-    if gated:
-        rounded = product.astype(out_dtype)
-        gate = jax.nn.silu(rounded[:, ::2].astype(jnp.float32)).astype(out_dtype)
-        out = gate * rounded[:, 1::2]
-    else:
-        out = product.astype(out_dtype)
+    out = product.astype(out_dtype)
+    out = gated_rows(out) if gated else out
     return out if residual is None else residual + out
 
 
@@ -87,8 +102,7 @@ def quantized_product(
 
     Many rows of a 4-bit weight are XLA's where a kernel would convert the weight for every tile.
     """
-    operand = _as_quantized(weight, scale)
-    activations = "int8" if scale is not None else activations
+    operand, activations = _as_quantized(weight, scale), _activations(scale, activations)
     if isinstance(operand, Int4Weight) and input_scale is not None:
         raise KernelError("input_scale", "given", "for weights of 8 bits")
     chosen = rounding_of(
@@ -106,7 +120,7 @@ def quantized_product(
         operand = operand._replace(scale=operand.scale * input_scale)
         activations, input_scale = "float", None
     shape = MatmulShape.of(rows, operand, activations)
-    backend = next((b for b in matmul if OPERATIONS["matmul"][b].covers(shape) is None), "xla")
+    backend = _first(matmul, shape)
     every = OPERATIONS["matmul"][backend].converts_every
     if every and isinstance(operand, Int4Weight) and dequantizes(rows.shape[0], every):
         backend = "xla"  # which dequantises the weight, and multiplies what it has
@@ -136,7 +150,7 @@ def rounding_of(
     where it takes them as they are."""
     if isinstance(weight, NativeWeight) or (isinstance(weight, jax.Array) and scale is None):
         return None
-    activations = "int8" if scale is not None else activations
+    activations = _activations(scale, activations)
     operand = _as_quantized(weight, scale)
     if activations == "float" or isinstance(operand, Int4Weight):
         return None
@@ -147,6 +161,21 @@ def rounding_of(
         if all(one.covers(shape) is not None for one in kernels):
             return None
     return Rounding(activations, input_scale)
+
+
+def gated_rows(both: jax.Array) -> jax.Array:
+    """silu(gate) * up of [M, N], whose columns are gate and up in turn: [M, N / 2]."""
+    gate = jax.nn.silu(both[:, ::2].astype(jnp.float32)).astype(both.dtype)
+    return gate * both[:, 1::2]
+
+
+def _first(matmul: Sequence[str], shape: MatmulShape) -> str:
+    """The first backend of `quantized_matmul` that covers a product."""
+    return next((b for b in matmul if OPERATIONS["matmul"][b].covers(shape) is None), "xla")
+
+
+def _activations(scale: jax.Array | None, activations: str) -> str:
+    return "int8" if scale is not None else activations
 
 
 def _as_quantized(weight: Weight, scale: jax.Array | None) -> QuantizedWeight:

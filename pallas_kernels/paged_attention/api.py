@@ -46,7 +46,7 @@ def paged_decode_attention(
     k_scale: jax.Array | None = None,  # float32[] or bfloat16[NP, KVH, page_size]
     v_scale: jax.Array | None = None,
     splits: int | None = None,
-    first_page: int = 0,
+    first_page: int | jax.Array = 0,
     backend: str,
     tuning: Tuning | None = None,
     interpret: Any = None,
@@ -128,7 +128,7 @@ def paged_prefill_attention(
     sinks: jax.Array | None = None,  # float32[H]
     k_scale: jax.Array | None = None,  # float32[] or bfloat16[NP, KVH, page_size]
     v_scale: jax.Array | None = None,
-    first_page: int = 0,
+    first_page: int | jax.Array = 0,
     last_seen: jax.Array | None = None,  # int32[C]
     row_invariant: bool = False,
     backend: str,
@@ -201,7 +201,7 @@ def checked_options(
     sinks: jax.Array | None,
     k_scale: jax.Array | None,
     v_scale: jax.Array | None,
-    first_page: int,
+    first_page: int | jax.Array,
 ) -> AttentionOptions:
     """The options that every backend takes, for queries [..., H, D].
 
@@ -235,7 +235,7 @@ def checked_options(
     if sinks is not None:
         check_array("sinks", sinks, jnp.float32, (heads,))
     check_scales(kv_pages, k_scale, v_scale)
-    if not 0 <= first_page < kv_pages.shape[0]:
+    if isinstance(first_page, int) and not 0 <= first_page < kv_pages.shape[0]:
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
     scores = Scores(scale, soft_cap, window)
     return AttentionOptions(scores, sinks, k_scale, v_scale, jnp.int32(first_page))

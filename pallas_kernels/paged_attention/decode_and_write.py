@@ -37,7 +37,7 @@ def paged_decode_and_write(
     sinks: jax.Array | None = None,  # float32[H]
     k_scale: jax.Array | None = None,  # float32[]
     v_scale: jax.Array | None = None,
-    first_page: int = 0,
+    first_page: int | jax.Array = 0,
     backend: str,
     tuning: Tuning | None = None,
     interpret: Any = None,

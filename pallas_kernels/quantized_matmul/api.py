@@ -15,12 +15,7 @@ from pallas_kernels.backends import resolve
 from pallas_kernels.backends.record import Implementation, Tuning
 from pallas_kernels.errors import KernelError, check_array
 from pallas_kernels.pages import FLOAT_DTYPES
-from pallas_kernels.quantized_matmul.activations import (
-    RoundedRows,
-    Rounding,
-    Rows,
-    rounded_rows,
-)
+from pallas_kernels.quantized_matmul.activations import RoundedRows, Rounding, Rows, rounded_rows
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
 from pallas_kernels.quantized_matmul.formats import (
     Fp8Weight,
@@ -33,7 +28,14 @@ from pallas_kernels.quantized_matmul.operands import Operands
 ROUNDED = {"int8": Int8Weight, "fp8": Fp8Weight}  # activations, and the weights they are for
 
 
-def _check(x: Rows, weight: QuantizedWeight, activations: str, out_dtype: jnp.dtype) -> None:
+def check_operands(
+    x: Rows, weight: QuantizedWeight, activations: str, out_dtype: jnp.dtype
+) -> None:
+    """Judges what a product multiplies, for every backend.
+
+    Raises:
+        KernelError: a shape, a type or the activations do not fit; names the field.
+    """
     if x.ndim != 2 or x.shape[0] < 1:
         raise KernelError("x.shape", x.shape, "[rows, inputs] with at least one row")
     for name, dtype in (("x.dtype", x.dtype), ("out_dtype", out_dtype)):
@@ -109,7 +111,7 @@ def quantized_matmul(
         KernelError: a shape, a type, an option or the backend is not supported; names it.
     """
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    _check(x, weight, activations, chosen)
+    check_operands(x, weight, activations, chosen)
     if input_scale is not None:
         if activations == "float":
             raise KernelError("input_scale", "given", "for activations that are rounded")

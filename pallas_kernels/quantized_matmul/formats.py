@@ -47,7 +47,8 @@ class Int4Weight(NamedTuple):
 
     value = (nibble - zero) * scale. A group is K / scales.shape[0] neighbouring inputs: 32, 64,
     128, or all of them. Scales lie group by group, so that the scales of neighbouring output
-    channels are neighbours. Without zeros the zero point is 8.
+    channels are neighbours. Without zeros the zero point is 8. Rows of `grouped_linear` may be
+    filled up with words, then with scales, which are finite: rows of zeros meet them.
     """
 
     packed: jax.Array  # uint16[N, 64 * ceil(K / 256)], see the module
@@ -69,6 +70,20 @@ QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight
 def packed_columns(inputs: int) -> int:
     """Words of a row of `inputs` packed 4-bit weights."""
     return -(-inputs // BLOCK) * PIECE
+
+
+def group_of(inputs: int, groups: int, words: int | None) -> int:
+    """Inputs that share a scale, where there are several groups.
+
+    Args:
+        inputs: of a row.
+        groups: scales of a row.
+        words: of a row of 4 bits; more than its inputs need are filled up, with their groups.
+            None: of 8 bits.
+    """
+    if words is None or words == packed_columns(inputs):
+        return inputs // groups
+    return NIBBLES * words // groups
 
 
 def pack_int4(nibbles: Any) -> Any:

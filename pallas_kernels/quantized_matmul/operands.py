@@ -12,6 +12,7 @@ from pallas_kernels.quantized_matmul.activations import Rows, split_rows
 from pallas_kernels.quantized_matmul.formats import (
     QuantizedWeight,
     dequantized,
+    group_of,
     group_scales,
 )
 
@@ -23,7 +24,7 @@ class Operands(NamedTuple):
         rows: [M, K], of 8 bits where they are rounded.
         row_scale: float32[M or more] of rounded rows; else None.
         stored: [N, K] or uint16[N, K / 4]; [E, N, ...].
-        scales: float32[groups, N], [groups, E, N], of 4-bit elements also of 16 bits; None where
+        scales: float32[groups, N], [E, groups, N], of 4-bit elements also of 16 bits; None where
             elements are in the type of the rows.
         zeros: uint8 zero points of the shape of the scales; None: 8 of 4 bits, 0 of others.
     """
@@ -41,8 +42,8 @@ class Operands(NamedTuple):
 
     def in_groups(self) -> Operands:
         """A weight as the only one of groups of rows."""
-        zeros = None if self.zeros is None else self.zeros[:, None]
-        return self._replace(stored=self.stored[None], scales=self.scales[:, None], zeros=zeros)
+        zeros = None if self.zeros is None else self.zeros[None]
+        return self._replace(stored=self.stored[None], scales=self.scales[None], zeros=zeros)
 
     def matrix(self) -> jax.Array:
         """The matrix float32[N, K] that a weight stands for."""
@@ -67,8 +68,9 @@ class Operands(NamedTuple):
     @property
     def group(self) -> int | None:
         """Inputs that share a scale; None where one scale serves a row."""
-        groups = 1 if self.scales is None else self.scales.shape[0]
-        return self.rows.shape[1] // groups if groups > 1 else None
+        groups = 1 if self.scales is None else self.scales.shape[-2]
+        words = self.stored.shape[-1] if self.is_int4 else None
+        return group_of(self.rows.shape[1], groups, words) if groups > 1 else None
 
     @property
     def sum_type(self) -> Any:

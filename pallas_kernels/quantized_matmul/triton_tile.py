@@ -82,8 +82,8 @@ def tile_sums(
 
     def by_channel(ref: Any, place: Any, tile: int) -> jax.Array:
         """Scales or zeros of a tile's channels; zeros behind the last group."""
-        mask = inside[tile] & (place < ref.shape[0])
-        index = (jnp.minimum(place, ref.shape[0] - 1), matrix, channels[tile])
+        mask = inside[tile] & (place < ref.shape[1])
+        index = (matrix, jnp.minimum(place, ref.shape[1] - 1), channels[tile])
         return plt.load(ref.at[index], mask=mask, other=0)
 
     def scaled(total: jax.Array, place: Any, tile: int) -> jax.Array:

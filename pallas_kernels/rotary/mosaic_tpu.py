@@ -1,8 +1,9 @@
 """Rotary position embedding for TPUs in Pallas Mosaic: one kernel from a projection to its heads.
 
 XLA takes a dozen operations of a few kilobytes where heads are normed: sums, roots, factors and
-rotations of queries and of keys, and the orders of axes between. The heads of a projection come as
-float32, of which single rows can be read; a grid step has some tokens with all of their heads.
+rotations of queries and of keys, and the orders of axes between. A grid step has some tokens of the
+projection as the product left them, a head beside the other, and writes heads one below the other:
+as float32, of which single rows can be written, before the whole is rounded.
 """
 
 from __future__ import annotations
@@ -21,41 +22,43 @@ from pallas_kernels.compat import result_like
 from pallas_kernels.linear.api import Norm
 
 TILE_BYTES = 1 << 20  # of the heads of a grid step's tokens
+TOKEN_MULTIPLE = 16  # tokens of a tile of 16 bits
 Form = tuple[float, bool] | None  # eps and offset of a norm
 
 
 def _kernel(
-    heads_ref: Any,  # float32[T, KVH * (G + 2), D]
-    cos_ref: Any,  # float32[T, 1, D]
-    sin_ref: Any,  # float32[T, 1, D], of the first half with the other sign
+    qkv_ref: Any,  # [T, KVH * (G + 2) * D]
+    cos_ref: Any,  # float32[T, D]
+    sin_ref: Any,  # float32[T, D], of the first half with the other sign
     norm_refs: tuple[Any, Any],  # [1, D] of queries, of keys; or None
-    *refs: Any,  # the results, and float32 of their shapes
+    *refs: Any,  # the results [T, heads, D], and float32 of their shapes
     norms: tuple[Form, Form],
 ) -> None:
     results, held = refs[:3], refs[3:]
-    kv_heads = held[1].shape[1]
-    group = held[0].shape[1] // kv_heads
-    for head in range(kv_heads):
-        first = head * (group + 2)
-        held[0][:, head * group : (head + 1) * group] = heads_ref[:, first : first + group]
-        held[1][:, head : head + 1] = heads_ref[:, first + group : first + group + 1]
-        held[2][:, head : head + 1] = heads_ref[:, first + group + 1 : first + group + 2]
+    (_, kv_heads, head_dim), heads = held[1].shape, held[0].shape[1]
+    group = heads // kv_heads
     dtype, cos, sin = results[0].dtype, cos_ref[...], sin_ref[...]
 
     def cut(values: jax.Array) -> jax.Array:
         return values.astype(dtype).astype(jnp.float32)
 
-    for kind in (0, 1):
-        heads, norm = held[kind][...], norms[kind]
+    def rotated(head: jax.Array, kind: int) -> jax.Array:
+        norm = norms[kind]
         if norm is not None:
             eps, offset = norm
-            factor = norm_refs[kind][...].astype(jnp.float32)[None]
-            squares = (heads * heads).mean(axis=2, keepdims=True)
-            over = heads * lax.rsqrt(squares + eps)
-            heads = cut(over * (1.0 + factor)) if offset else cut(cut(over) * factor)
-        turned = pltpu.roll(heads, heads.shape[2] // 2, 2)
-        results[kind][...] = (heads * cos + turned * sin).astype(dtype)
-    results[2][...] = held[2][...].astype(dtype)
+            factor = norm_refs[kind][...].astype(jnp.float32)
+            over = head * lax.rsqrt((head * head).mean(axis=1, keepdims=True) + eps)
+            head = cut(over * (1.0 + factor)) if offset else cut(cut(over) * factor)
+        return head * cos + pltpu.roll(head, head_dim // 2, 1) * sin
+
+    for place in range(kv_heads * (group + 2)):
+        kv_head, part = divmod(place, group + 2)
+        kind = max(part - group + 1, 0)  # a query, the key or the value
+        head = qkv_ref[:, place * head_dim : (place + 1) * head_dim].astype(jnp.float32)
+        index = kv_head * group + part if kind == 0 else kv_head
+        held[kind][:, index, :] = head if kind == 2 else rotated(head, kind)
+    for result, wide in zip(results, held, strict=True):
+        result[...] = wide[...].astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("norms", "interpret"))
@@ -70,11 +73,14 @@ def _call(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     tokens, kv_heads, parts, head_dim = qkv.shape
     heads = kv_heads * parts
-    padded = -(-heads // 8) * 8
-    tile = min(max(TILE_BYTES // (4 * padded * head_dim), 1), tokens)
+    fitting = TILE_BYTES // (4 * heads * head_dim) // TOKEN_MULTIPLE * TOKEN_MULTIPLE
+    tile = min(max(fitting, TOKEN_MULTIPLE), tokens)
 
     def rows(count: int) -> pl.BlockSpec:
         return pl.BlockSpec((tile, count, head_dim), lambda step: (step, 0, 0))
+
+    def wide(columns: int) -> pl.BlockSpec:
+        return pl.BlockSpec((tile, columns), lambda step: (step, 0))
 
     counts = kv_heads * (parts - 2), kv_heads, kv_heads
     factors = tuple(None if one is None else one[None] for one in weights)
@@ -84,7 +90,7 @@ def _call(
     q, k, v = pl.pallas_call(
         functools.partial(_kernel, norms=norms),
         grid=(-(-tokens // tile),),
-        in_specs=[rows(heads), rows(1), rows(1), whole],
+        in_specs=[wide(heads * head_dim), wide(head_dim), wide(head_dim), whole],
         out_specs=[rows(count) for count in counts],
         out_shape=[result_like(qkv, (tokens, count, head_dim), qkv.dtype) for count in counts],
         scratch_shapes=[pltpu.VMEM((tile, count, head_dim), jnp.float32) for count in counts],
@@ -92,9 +98,9 @@ def _call(
         interpret=interpreter.of_call(interpret),
         name="split_rotate",
     )(
-        qkv.reshape(tokens, heads, head_dim).astype(jnp.float32),
-        jnp.concatenate([cos, cos], axis=1)[:, None],
-        jnp.concatenate([-sin, sin], axis=1)[:, None],
+        qkv.reshape(tokens, heads * head_dim),
+        jnp.concatenate([cos, cos], axis=1),
+        jnp.concatenate([-sin, sin], axis=1),
         factors,
     )
     return q, k, v

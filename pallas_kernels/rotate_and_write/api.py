@@ -26,7 +26,7 @@ def rotate_and_write(
     dtype: DTypeLike,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
-    first_page: int = 0,
+    first_page: int | jax.Array = 0,
     backend: str,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:  # [T, KVH * G, D], [NP, page_size, 2, KVH, D]
@@ -59,7 +59,7 @@ def rotate_and_write(
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
             check_array(f"{name}.weight", norm.weight, rounded, qkv.shape[4:])
-    if not 0 <= first_page < kv_pages.shape[0]:
+    if isinstance(first_page, int) and not 0 <= first_page < kv_pages.shape[0]:
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
     chosen = resolve("rotate_and_write", backend)
     of_kernel = chosen.options(interpret=interpret)

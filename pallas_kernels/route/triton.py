@@ -123,11 +123,7 @@ def route(
     covered = RouteShape(tokens, experts)
     weights, rows, *of_block = pl.pallas_call(
         functools.partial(
-            _kernel,
-            sides=covered.sides,
-            choices=choices,
-            size=size,
-            normalized=normalized,
+            _kernel, sides=covered.sides, choices=choices, size=size, normalized=normalized
         ),
         out_shape=[
             result((tokens, choices), jnp.float32),

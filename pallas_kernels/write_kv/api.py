@@ -41,7 +41,7 @@ def write_kv(
     *,
     k_scale: jax.Array | None = None,  # float32[]
     v_scale: jax.Array | None = None,  # float32[]
-    first_page: int = 0,
+    first_page: int | jax.Array = 0,
     backend: str,
     interpret: Any = None,
 ) -> jax.Array:  # [NP, page_size, 2, KVH, D]
@@ -85,7 +85,7 @@ def write_kv(
             k, v = (quantized(x, s, kv_pages.dtype) for x, s in ((k, k_scale), (v, v_scale)))
         return _write_native(kv_pages, k, v, page_ids, offsets, first_page)
     rows = stored_rows(kv_pages, k, v, k_scale, v_scale)
-    if first_page:
+    if not isinstance(first_page, int) or first_page:
         page_ids = page_ids + first_page
     return chosen.load().write(kv_pages, rows, page_ids, offsets, **of_kernel)
 
@@ -97,7 +97,7 @@ def write_kv_scaled(
     page_ids: jax.Array,  # int32[T]
     offsets: jax.Array,  # int32[T]
     *,
-    first_page: int = 0,
+    first_page: int | jax.Array = 0,
     backend: str,
     interpret: Any = None,
 ) -> ScaledPages:
@@ -137,7 +137,8 @@ def write_kv_scaled(
 
         first = jnp.int32(first_page)
         return ScaledPages(*native.write_scaled(*pages, k, v, page_ids, offsets, first))
-    page_ids = page_ids + first_page if first_page else page_ids
+    if not isinstance(first_page, int) or first_page:
+        page_ids = page_ids + first_page
     scales = [row_scales(x, kv_pages.dtype) for x in (k, v)]
     rows = [quantized(x, s[..., None], kv_pages.dtype) for x, s in zip((k, v), scales, strict=True)]
     stacked = jnp.stack(rows, axis=1)
@@ -161,7 +162,7 @@ def _write_native(
     v: jax.Array,
     page_ids: jax.Array,
     offsets: jax.Array,
-    first_page: int,
+    first_page: int | jax.Array,
 ) -> jax.Array:
     """Keys and values apart, `first_page` an operand: the layers share one trace."""
     from pallas_kernels.write_kv import native
@@ -205,8 +206,8 @@ def _check(kv_pages: jax.Array, k: jax.Array, v: jax.Array) -> None:
         )
 
 
-def _check_first_page(kv_pages: jax.Array, first_page: int) -> None:
-    if not 0 <= first_page < kv_pages.shape[0]:
+def _check_first_page(kv_pages: jax.Array, first_page: int | jax.Array) -> None:
+    if isinstance(first_page, int) and not 0 <= first_page < kv_pages.shape[0]:
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
 
 

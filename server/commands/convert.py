@@ -17,9 +17,7 @@ def register(subparsers: Any) -> None:
     )
     add_folders(parser)
     parser.add_argument(
-        "--to",
-        choices=FORMATS,
-        help="(default: orbax, or safetensors where MODEL is a store)",
+        "--to", choices=FORMATS, help="(default: orbax, or safetensors where MODEL is a store)"
     )
     parser.add_argument("--dtype", default="auto", metavar="TYPE", help="(default: the model's)")
     parser.add_argument(

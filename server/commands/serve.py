@@ -125,8 +125,8 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         type=integer,
         default=1,
         metavar="N",
-        help="processes that answer HTTP on the one port, before the one engine (default: 1, which "
-        "is the server's own)",
+        help="processes that answer HTTP on the one port, before all engines (default: 1, which is "
+        "the server's own)",
     )
     add(
         "--num-workers",
@@ -203,7 +203,6 @@ def _parts_of_models(args: argparse.Namespace) -> list[ModelPart]:
     """
     count = f"{1 + len(args.others)} models"
     for flag, value, allowed in (
-        ("--api-server-count", args.api_server_count, 1),
         ("--isolate-engine", args.isolate_engine, True),
         ("--record-trace", args.record_trace, None),
     ):

@@ -25,11 +25,13 @@ class Board:
     Args:
         rows: processes.
         keys: API keys, which may have quotas.
+        models: of the server.
         file: of a board that another process has made; None: one is made.
     """
 
-    def __init__(self, rows: int, keys: int, file: BinaryIO | None = None):
-        size = NUMBER_BYTES * (rows * len(Cell) + keys * KEY_NUMBERS)
+    def __init__(self, rows: int, keys: int, models: int = 1, file: BinaryIO | None = None):
+        self.quotas = models * rows * len(Cell)  # where they begin
+        size = NUMBER_BYTES * (self.quotas + keys * KEY_NUMBERS)
         if file is None:
             file = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the board)
             file.truncate(size)
@@ -41,9 +43,9 @@ class Board:
         """Of its file."""
         return self._file.fileno()
 
-    def counts(self, row: int) -> Counts:
-        """Those of one process."""
-        return _SharedCounts(self, row)
+    def counts(self, row: int, model: int = 0) -> Counts:
+        """Those of one process: of one model, and with the first of them of the server."""
+        return _SharedCounts(self, row, model)
 
     def of_row(self, row: int, cell: Cell) -> float:
         """What one process counts, as another one sees it."""
@@ -65,19 +67,20 @@ class Board:
 
 
 class _SharedCounts(Counts):
-    """One row of a board."""
+    """One row of a board, of one model."""
 
-    def __init__(self, board: Board, row: int):
-        width = len(Cell)
-        super().__init__(board.rows, board.numbers[row * width : (row + 1) * width])
+    def __init__(self, board: Board, row: int, model: int):
+        width, size = len(Cell), board.rows * len(Cell)
+        rows = board.numbers[model * size : (model + 1) * size]
+        super().__init__(board.rows, rows[row * width : (row + 1) * width])
         self._board = board
-        self._of_all = [board.numbers[cell : board.rows * width : width] for cell in Cell]
+        self._of_all = [rows[cell::width] for cell in Cell]
 
     def total(self, cell: Cell) -> float:
         return sum(self._of_all[cell])
 
     def quota(self, place: int) -> Numbers:
-        start = self._board.rows * len(Cell) + 2 * place
+        start = self._board.quotas + 2 * place
         return self._board.numbers[start : start + 2]
 
     def alone(self) -> contextlib.AbstractContextManager[None]:

@@ -34,11 +34,7 @@ class Forwarding:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        paths: Collection[str],
-        service: Service,
-        send: Callable[[Body], None],
+        self, app: ASGIApp, paths: Collection[str], service: Service, send: Callable[[Body], None]
     ):
         self._app, self._paths, self._service, self._send = app, paths, service, send
         self._numbers = itertools.count()

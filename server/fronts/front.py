@@ -1,4 +1,4 @@
-"""The HTTP server of a front, and what passes between it and the server that has the engine."""
+"""The HTTP server of a front, and what passes between it and the server that has the engines."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import uvicorn
 
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.front_messages import (
+    AboutModel,
     Drain,
     FrontClose,
     FrontReady,
@@ -24,6 +25,7 @@ from jaxserve.boundary.front_messages import (
 )
 from jaxserve.boundary.messages import Body
 from jaxserve.client.front_client import FrontClient
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.processes.wire import Channel, Ready
 from server.app import create_app
@@ -31,7 +33,7 @@ from server.commands.edge_flags import allowed_hosts, edge_limits
 from server.commands.log_flags import tracer
 from server.commands.parser_flags import parsers
 from server.commands.surface_flags import options
-from server.counts import REFUSED, Cell
+from server.counts import REFUSED, Cell, Counts
 from server.descriptors import Descriptors
 from server.engine_route import engine_paths
 from server.fronts.board import Board
@@ -62,28 +64,34 @@ class Front:
 
     def __init__(self, start: FrontStart, stream: socket.socket, channel: Channel):
         self._stream, self._channel, self._start = stream, channel, start
-        args = argparse.Namespace(**start.flags)
+        args, *others = (argparse.Namespace(**one) for one in start.flags)
         keys = [ApiKey(**one) for one in start.keys]
-        board = Board(start.rows, len(keys), open(start.board, "r+b"))  # noqa: SIM115
-        self._counts = counts = board.counts(start.row)
-        # what one that has died in this place has counted
-        self._before = counts.own(Cell.TEXT_S), counts.own(Cell.HTTP_S)
+        models, file = len(start.configs), open(start.board, "r+b")  # noqa: SIM115
+        board = Board(start.rows, len(keys), models, file)
+        self._counts = board.counts(start.row)
         sys.setswitchinterval(SWITCH_S)
-        self._engine = AsyncEngine(start.config, start=False, make=self._make_client)
+        self._models = [
+            _Model(config, board.counts(start.row, place), self._send)
+            for place, config in enumerate(start.configs)
+        ]
+        self._by_name = {one.name: one for one in self._models}
+        first, *more = (one.engine for one in self._models)
         app = create_app(
-            self._engine,
+            first,
             api_keys=keys,
             allowed_origins=args.allowed_origins,
             allowed_hosts=allowed_hosts(args),
             limits=edge_limits(args),
             options=options(args),
             parsers=parsers(args),
-            tracer=tracer(args, self._engine.asked.model_names[0]),
+            tracer=tracer(args, self._models[0].name),
             has_page=False,
-            counts=counts,
+            counts=self._counts,
+            others=[(engine, parsers(flags)) for engine, flags in zip(more, others)],
         )
         self._service: Service = app.state.service
-        self._service.created = start.created
+        for one in self._service.models:
+            one.created = start.created
         descriptors = Descriptors.raised(self._service.limits.max_connections)
         waiting = {
             sent: path
@@ -102,51 +110,44 @@ class Front:
         """Answer until the end."""
         self._server.run(sockets=self._sockets)
 
-    def _make_client(self, clock: ClientClock, notify: Callable[[], None]) -> FrontClient:
-        self._client = FrontClient(
-            self._start.config, clock, notify, self._send, self._count_refused
-        )
-        return self._client
-
     def _send(self, body: Body) -> None:
         try:
             self._channel.send(body)
-        except OSError:  # the server has gone, and the engine with it
+        except OSError:  # the server has gone, and the engines with it
             exit_now(0)
 
-    def _count_refused(self, limit: str) -> None:
-        self._counts.add(REFUSED[limit], 1)
-
     def _begin(self) -> None:
-        """The socket is listened on."""
+        """The loop runs. One that takes another one's place knows its engines before it answers."""
         asyncio.get_running_loop().add_reader(self._stream.fileno(), self._read)
+        self._read()
         self._tasks.append(asyncio.ensure_future(self._tell_clock()))
 
     def _read(self) -> None:
         try:
             for body in self._channel.arrived():
                 self._take(body)
-            self._client.wake()
-        except EOFError:  # the server has gone, and the engine with it
+            for model in self._models:
+                model.wake()
+        except EOFError:  # the server has gone, and the engines with it
             exit_now(0)
-        except Exception:
+        except Exception:  # the process ends, whatever it was
             self._end_with_an_error()
 
     def _take(self, body: Body) -> None:
         match body:
             case HttpAnswer():
                 self._forwarding.take(body)
-            case Ready():
-                self._client.load(body, self._start.name)
-                leave_out_of_collections()
-                self._send(FrontReady())
+            case AboutModel(name, Ready() as ready):
+                self._by_name[name].client.load(ready, self._start.name)
+                if all(one.client.is_loaded for one in self._models):
+                    leave_out_of_collections()
+                    self._send(FrontReady())
+            case AboutModel(name, message):
+                self._by_name[name].take(message)
             case Drain(seconds):
                 self._tasks.append(asyncio.ensure_future(self._drain(seconds)))
             case FrontClose():
                 self._server.should_exit = True
-            case _:
-                self._client.take(body)
-                self._engine.refusal = self._client.refusal
 
     def _end_with_an_error(self) -> NoReturn:
         """End: the server starts another front."""
@@ -154,26 +155,80 @@ class Front:
         exit_now(1)
 
     async def _drain(self, seconds: float) -> None:
+        def is_entering() -> bool:
+            return self._service.num_entering > 0
+
         try:
-            await self._engine.drain(seconds, lambda: self._service.num_entering > 0)
-        except Exception:
+            await asyncio.gather(*(one.engine.drain(seconds, is_entering) for one in self._models))
+        except Exception:  # the process ends, whatever it was
             self._end_with_an_error()
         self._send(Drain(0.0))
 
     async def _tell_clock(self) -> None:
         """Tell that the loop turns, and what text and HTTP have taken, which the server adds up."""
-        text, http = self._before
         while True:
             self._counts.add(Cell.TURNS, 1)
             await asyncio.sleep(CLOCK_S)
-            if self._client.error is not None:  # its streams have been told
+            if any(one.client.error is not None for one in self._models):  # streams have been told
                 exit_now(1)
             try:
-                times = self._client.stats().times
-                self._counts.put(Cell.TEXT_S, text + times.detokenise)
-                self._counts.put(Cell.HTTP_S, http + times.http)
-            except Exception:
+                for model in self._models:
+                    model.tell_clock()
+            except Exception:  # the loop goes on, for it shows that the front lives
                 logger.exception("what a front has computed could not be told")
+
+
+class _Model:
+    """One of the models, as a front has it.
+
+    Args:
+        config: what the user asked for of its engine.
+        counts: of this process, of this model.
+        send: sends a message to the server.
+
+    Attributes:
+        name: the first of its names.
+        engine, client: by which this process serves it.
+    """
+
+    client: FrontClient
+
+    def __init__(self, config: EngineConfig, counts: Counts, send: Callable[[Body], None]):
+        self.name = config.model_names[0]
+        self._config, self._counts, self._send = config, counts, send
+        # what one that has died in this place has counted
+        self._before = counts.own(Cell.TEXT_S), counts.own(Cell.HTTP_S)
+        self._has_news = False
+        self.engine = AsyncEngine(config, start=False, make=self._make_client)
+
+    def take(self, body: Body) -> None:
+        """Take in what the server has sent; see `wake`."""
+        self.client.take(body)
+        self.engine.refusal = self.client.refusal
+        self._has_news = True
+
+    def wake(self) -> None:
+        """Have what was taken in delivered."""
+        if self._has_news:
+            self._has_news = False
+            self.client.wake()
+
+    def tell_clock(self) -> None:
+        """Tell what text and HTTP have taken, which the server adds up."""
+        text, http = self._before
+        times = self.client.stats().times
+        self._counts.put(Cell.TEXT_S, text + times.detokenise)
+        self._counts.put(Cell.HTTP_S, http + times.http)
+
+    def _make_client(self, clock: ClientClock, notify: Callable[[], None]) -> FrontClient:
+        self.client = FrontClient(self._config, clock, notify, self._send_of, self._count_refused)
+        return self.client
+
+    def _send_of(self, body: Body) -> None:
+        self._send(AboutModel(self.name, body))
+
+    def _count_refused(self, limit: str) -> None:
+        self._counts.add(REFUSED[limit], 1)
 
 
 class _Server(uvicorn.Server):
@@ -182,7 +237,7 @@ class _Server(uvicorn.Server):
     Args:
         settings: of uvicorn.
         num_workers: threads beside the event loop; None: Python's number.
-        on_begin: called once it listens.
+        on_begin: called before it accepts connections.
     """
 
     def __init__(
@@ -195,8 +250,8 @@ class _Server(uvicorn.Server):
         if self._num_workers is not None:
             workers = ThreadPoolExecutor(self._num_workers, "jaxserve-worker")
             asyncio.get_running_loop().set_default_executor(workers)
-        await super().startup(sockets)
         self._on_begin()
+        await super().startup(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -13,7 +13,9 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.front_messages import (
+    AboutModel,
     AddCall,
     Drain,
     FrontReady,
@@ -54,7 +56,7 @@ class FrontProcess:
         service: of the server.
         app: of the server, which answers what the front does not.
         on_end: told how the process has ended.
-        tell_standing: tells fronts how the engine stands, where that has changed.
+        tell_standing: tells fronts how engines stand, where that has changed.
 
     Attributes:
         name: of the front.
@@ -78,7 +80,8 @@ class FrontProcess:
         self.drained = asyncio.Event()
         self._service, self._app, self._on_end = service, app, on_end
         self._tell_standing = tell_standing
-        self._requests: set[str] = set()  # of the engine, that have not ended
+        self._services = {one.model_names[0]: one for one in service.models}
+        self._requests: dict[str, str] = {}  # models of those that have not ended
         self._answers: dict[int, asyncio.Task[None]] = {}
         self._taken: dict[int, asyncio.Event] = {}
         self._turns = self._silent_s = 0.0
@@ -126,8 +129,8 @@ class FrontProcess:
 
     def lost(self) -> None:
         """The process has ended: so do its requests."""
-        for request_id in [*self._requests]:
-            self._service.engine.end_relayed(request_id)
+        for request_id, model in [*self._requests.items()]:
+            self._services[model].engine.end_relayed(request_id)
         self._service.holders.release(self._requests)
         self._requests.clear()
         for task in self._answers.values():
@@ -148,16 +151,8 @@ class FrontProcess:
 
     def _take(self, body: Body) -> None:
         match body:
-            case AddCall():
-                self._add(body)
-            case Stopped(sequence_ids):
-                own = [one for one in sequence_ids if front_of(one) == self.name]
-                for request_id in self._service.engine.stop_relayed(own):
-                    self._over(request_id)
-            case Left(request_id):
-                if request_id in self._requests:
-                    self._service.engine.end_relayed(request_id)
-                    self._over(request_id)
+            case AboutModel(model, message):
+                self._take_of(model, message)
             case HttpRequest(number):
                 self._taken[number] = asyncio.Event()
                 task = self._answers[number] = asyncio.ensure_future(self._answer(body))
@@ -169,50 +164,49 @@ class FrontProcess:
             case Drain():
                 self.drained.set()
 
-    def _add(self, call: AddCall) -> None:
-        service, first = self._service, call.groups[0]
+    def _take_of(self, model: str, body: Body) -> None:
+        engine = self._services[model].engine
+        match body:
+            case AddCall():
+                self._add(model, body)
+            case Stopped(sequence_ids):
+                own = [one for one in sequence_ids if front_of(one) == self.name]
+                for request_id in engine.stop_relayed(own):
+                    self._over(request_id)
+            case Left(request_id):
+                if self._requests.get(request_id) == model:
+                    engine.end_relayed(request_id)
+                    self._over(request_id)
+
+    def _add(self, model: str, call: AddCall) -> None:
+        service, first = self._services[model], call.groups[0]
         client = None if service.keys is None else service.keys.named(first.queueing.client)
         prepared = [
             PreparedRequest(name, None, _bare(group.params), group, keys)
             for name, group, keys in zip(call.request_ids, call.groups, call.keys, strict=True)
         ]
         try:
-            service.engine.relay(prepared, self._tell)
+            service.engine.relay(prepared, partial(self._tell, model))
         except Exception as error:
             if not isinstance(error, JaxServeError):
                 logger.exception("the requests of a front could not be begun")
-            client_name = self._full_for(first) if isinstance(error, QueueFullError) else None
+            is_full = isinstance(error, QueueFullError)
+            client_name = _full_for(service.engine, first) if is_full else None
             for name in call.request_ids:
-                self.send(failure_of(name, error, client_name))
+                self.send(AboutModel(model, failure_of(name, error, client_name)))
             return
         service.holders.hold(call.request_ids, client)
-        self._requests.update(call.request_ids)
+        self._requests |= dict.fromkeys(call.request_ids, model)
 
-    def _full_for(self, group: AddGroup) -> str | None:
-        """The client of a request that was refused, where any other of its would be too."""
-        client = group.queueing.client
-        try:
-            self._service.engine.ledger.check(client)
-        except QueueFullError:
-            return client
-        return None
-
-    def _tell(self, request_id: str, item: RequestOutput | BaseException) -> None:
+    def _tell(self, model: str, request_id: str, item: RequestOutput | BaseException) -> None:
         """The front knows by itself that its tokens have ended a request; all else it is told."""
         self._over(request_id)
-        if isinstance(item, BaseException):
-            self.send(failure_of(request_id, item))
-            return
-        if any(one.finish_reason == ERROR for one in item.outputs):
-            # where the step says so, the front knows; here it may have happened alone
-            return self.send(failure_of(request_id, JaxServeError(FAILED)))
-        cut = next((one for one in item.outputs if one.finish_reason == "abort"), None)
-        if cut is not None:
-            why = cut.stop_reason
-            self.send(RequestEnd(request_id, None if why is None else str(why)))
+        told = _end_of(request_id, item)
+        if told is not None:
+            self.send(AboutModel(model, told))
 
     def _over(self, request_id: str) -> None:
-        self._requests.discard(request_id)
+        self._requests.pop(request_id, None)
         self._service.holders.release([request_id])
 
     async def _answer(self, asked: HttpRequest) -> None:
@@ -229,7 +223,7 @@ class FrontProcess:
                     if not is_last(message):  # behind that the application may have work to do
                         await taken.wait()
                         taken.clear()
-        except Exception:
+        except Exception:  # of whatever the application raises the client is told
             logger.exception("an answer was broken off")
             self.send(HttpAnswer(number, {}))
 
@@ -266,6 +260,30 @@ class _Transport:
     def get_write_buffer_size(self) -> int:
         """Nothing waits here: the front takes one message of an answer at a time."""
         return 0
+
+
+def _full_for(engine: AsyncEngine, group: AddGroup) -> str | None:
+    """The client of a request that was refused, where any other of its would be too."""
+    client = group.queueing.client
+    try:
+        engine.ledger.check(client)
+    except QueueFullError:
+        return client
+    return None
+
+
+def _end_of(request_id: str, item: RequestOutput | BaseException) -> Body | None:
+    """The message that tells a front of a request's end; None: the tokens say it."""
+    if isinstance(item, BaseException):
+        return failure_of(request_id, item)
+    if any(one.finish_reason == ERROR for one in item.outputs):
+        # where the step says so, the front knows; here it may have happened alone
+        return failure_of(request_id, JaxServeError(FAILED))
+    cut = next((one for one in item.outputs if one.finish_reason == "abort"), None)
+    if cut is None:
+        return None
+    why = cut.stop_reason
+    return RequestEnd(request_id, None if why is None else str(why))
 
 
 def _bare(params: SamplingParams) -> SamplingParams:

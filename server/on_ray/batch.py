@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import EngineDeadError, ValidationError
-from server.batch import (
-    Batch,
-    Line,
-    at_a_time,
-    check_same,
-    finished_lines,
-    read_lines,
-    write_whole,
-)
+from server.batch import Batch, Line, at_a_time, check_same, finished_lines, read_lines, write_whole
 from server.on_ray.app import make_application
 from server.on_ray.config import LLMConfig, num_processes
 from server.protocol.responses import dumps

@@ -150,9 +150,7 @@ def _arguments(part: AnswerPart) -> dict[str, Any]:
     text = part.text.strip()
     try:
         given = from_json(
-            text,
-            allow_inf_nan=False,
-            allow_partial="off" if part.whole else "trailing-strings",
+            text, allow_inf_nan=False, allow_partial="off" if part.whole else "trailing-strings"
         )
     except ValueError:
         given = text

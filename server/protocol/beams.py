@@ -8,12 +8,7 @@ from typing import Any
 from jaxserve.errors import ValidationError
 from jaxserve.params.sampling_params import SamplingParams
 
-KEPT_WITH_BEAMS = (
-    "temperature",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "structured_outputs",
-)
+KEPT_WITH_BEAMS = ("temperature", "ignore_eos", "include_stop_str_in_output", "structured_outputs")
 _UNLIMITED = (("top_k", -1), ("thinking_token_budget", -1))
 _NO_CHOICE = ("n", "seed")  # the width of the search, and what only a draw would need
 

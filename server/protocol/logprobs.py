@@ -18,11 +18,7 @@ TokenText = Callable[[int], str]
 
 
 def completion_logprobs(
-    positions: Sequence[Position],
-    *,
-    top: int,
-    first_offset: int,
-    show: TokenText,
+    positions: Sequence[Position], *, top: int, first_offset: int, show: TokenText
 ) -> dict[str, Any]:
     """The `logprobs` object of a completion choice.
 
@@ -60,11 +56,7 @@ def completion_logprobs(
 
 
 def chat_logprobs(
-    positions: Sequence[Position],
-    *,
-    top: int,
-    show: TokenText,
-    token_bytes: Callable[[int], bytes],
+    positions: Sequence[Position], *, top: int, show: TokenText, token_bytes: Callable[[int], bytes]
 ) -> dict[str, Any]:
     """The `logprobs` object of a chat choice: `top` alternatives a position, all for -1.
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from jaxserve.client.input_processor import EXTRA_KEYS, Params
+from jaxserve.client.input_processor import Params
+from jaxserve.client.prompt_reader import EXTRA_KEYS
 from jaxserve.errors import ValidationError
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.repetition_detection import RepetitionDetectionParams

@@ -18,12 +18,7 @@ from server.protocol.conversation import (
     functions_of,
     with_system,
 )
-from server.protocol.requests import (
-    ModelRequest,
-    QueuedRequest,
-    SamplingRequest,
-    StreamOptions,
-)
+from server.protocol.requests import ModelRequest, QueuedRequest, SamplingRequest, StreamOptions
 from server.protocol.responses import dumps
 
 LOGPROBS = "message.output_text.logprobs"

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.client.input_processor import check_token_ids
+from jaxserve.client.prompt_reader import check_token_ids
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.params.pooling_params import PoolingParams
@@ -68,11 +68,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         # Chat templates write the special tokens themselves, so none are added by default.
         special = bool(body.add_special_tokens)
         return await service.encode_chat(
-            body,
-            add_special_tokens=special,
-            tools=self._tools.tools,
-            cut=cut,
-            images=images,
+            body, add_special_tokens=special, tools=self._tools.tools, cut=cut, images=images
         )
 
     async def prepare(self) -> None:

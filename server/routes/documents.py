@@ -77,7 +77,4 @@ def _kind(schema: dict[str, Any]) -> str:
     return str(schema.get("type", "any"))
 
 
-ROUTES = [
-    Route("/openapi.json", openapi, methods=["GET"]),
-    Route("/docs", docs, methods=["GET"]),
-]
+ROUTES = [Route("/openapi.json", openapi, methods=["GET"]), Route("/docs", docs, methods=["GET"])]

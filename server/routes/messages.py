@@ -71,10 +71,7 @@ class Messages(PartsAnswer):
             told = "tool_use"
         else:
             told = "stop_sequence" if isinstance(at, str) else "end_turn"
-        return {
-            "stop_reason": told,
-            "stop_sequence": at if told == "stop_sequence" else None,
-        }
+        return {"stop_reason": told, "stop_sequence": at if told == "stop_sequence" else None}
 
     def _counts(self) -> dict[str, Any]:
         """Counts so far: at the beginning of a stream the whole prompt is input."""

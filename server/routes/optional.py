@@ -95,10 +95,7 @@ async def is_sleeping(request: Request) -> Response:
 
 # field of `Options` -> its flag, and the routes
 _ROUTES = {
-    "tracks_load": (
-        "--enable-server-load-tracking",
-        [Route("/load", load, methods=["GET"])],
-    ),
+    "tracks_load": ("--enable-server-load-tracking", [Route("/load", load, methods=["GET"])]),
     "tells_tokenizer": (
         "--enable-tokenizer-info-endpoint",
         [Route("/tokenizer_info", tokenizer_info, methods=["GET"])],

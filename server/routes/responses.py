@@ -28,12 +28,7 @@ from server.parts_answer import PartsAnswer, count_prompt
 from server.protocol.conversation import Conversation
 from server.protocol.response_items import add_items, item_id, output_content, output_item
 from server.protocol.responses import PIECE, EncodedList, dumped_in_pieces, dumps, finite
-from server.protocol.responses_request import (
-    Echo,
-    InputTokensRequest,
-    ResponsesRequest,
-    api_field,
-)
+from server.protocol.responses_request import Echo, InputTokensRequest, ResponsesRequest, api_field
 from server.response_store import Owner, StoredResponse, with_tools
 from server.routes.stored_responses import unknown_response
 from server.service import Service, client_of

@@ -10,8 +10,8 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.client.input_processor import check_text_fits
 from jaxserve.client.pair_prompts import PairLimits, PairText
+from jaxserve.client.prompt_reader import check_text_fits
 from jaxserve.client.similarity import check_scores, cosine, pair_up
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import RequestOutput

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from jaxserve.boundary.processor_kwargs import FIELD as PROCESSOR_KWARGS
 from jaxserve.client.images import image_data
-from jaxserve.client.input_processor import check_token_ids
+from jaxserve.client.prompt_reader import check_token_ids
 from jaxserve.errors import ValidationError
 from server.endpoint import given_body
 from server.protocol.chat import ChatTokenizeRequest

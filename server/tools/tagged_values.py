@@ -126,10 +126,7 @@ def _types(key: re.Match[str], schema: Mapping[str, Any], untyped_is_json: bool)
 
 
 def _read_value(
-    reader: Reader,
-    add: Take,
-    parameters: Parameters,
-    types: frozenset[str],
+    reader: Reader, add: Take, parameters: Parameters, types: frozenset[str]
 ) -> Finding:
     """A value; the tag that has ended it."""
     ends = [parameters.end, parameters.begin, parameters.call_end]

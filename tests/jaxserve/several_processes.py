@@ -1,7 +1,8 @@
 """Run as a program: an engine of two processes, each with its fake CPU devices.
 
 usage: python -m tests.jaxserve.several_processes FOLDER PROCESS_ID PORT SETTINGS PROMPTS
-Process 0 prints one JSON object: the answers of `answers`, and what such an engine refuses.
+Process 0 prints one JSON object: the answers of `answers`, the pages that came back from the hosts'
+memory, where SETTINGS say that some leave, and what such an engine refuses.
 SETTINGS are further ones, as JSON.
 """
 
@@ -17,6 +18,7 @@ from PIL import Image
 from jaxserve import LLM, EngineConfig, SamplingParams
 from jaxserve.errors import EngineDeadError
 from jaxserve.loading.follower import Follower
+from jaxserve.memory.host_tier import MoveCosts
 from jaxserve.params.beam_search_params import BeamSearchParams
 
 SMALL = {
@@ -48,6 +50,9 @@ def answers(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
     given: list[Any] = [{"prompt_token_ids": prompts[0]}]
     beams = llm.beam_search(given, BeamSearchParams(2, 6, ignore_eos=True))
     found["beams"] = [list(one.tokens) for one in beams[0].sequences]
+    for name, texts in (("others", [one[::-1] for one in prompts]), ("again", prompts)):
+        made = llm.generate(texts, PARAMS[0], use_tqdm=False)
+        found[name] = [list(output.outputs[0].token_ids) for output in made]
     picture = Image.fromarray((np.arange(30 * 40 * 3) % 251).astype(np.uint8).reshape(30, 40, 3))
     place = llm.client.model_config.images.token_id
     shown = {"prompt_token_ids": [3, place, 5], "multi_modal_data": {"image": [picture]}}
@@ -72,11 +77,14 @@ def main(folder: str, process_id: int, port: int, settings: Any, prompts: Any) -
     if process_id:
         settings |= {"process_id": process_id}
         follower = Follower(EngineConfig(model=folder, **settings), lambda why: None)
-        assert len(follower.runner.state.kv.pages.addressable_shards) == 2
+        pool, kept = follower.runner.state.kv.pages, follower.runner.host_pages
+        assert len(pool.addressable_shards) == 2
+        assert kept is None or 2 * kept.view(0)[0].shape[3] == pool.shape[3], "its own part"
         follower.run()
         return
     with LLM(folder, **settings) as llm:
         found = answers(llm, prompts)
+        num_back = llm.client.engine.stats().pages.tiers.num_back
         refused = []
         for call in (lambda: llm.params, lambda: llm.update_weights(folder)):
             try:
@@ -87,9 +95,10 @@ def main(folder: str, process_id: int, port: int, settings: Any, prompts: Any) -
         llm.generate(prompts, PARAMS[0], use_tqdm=False)
     except EngineDeadError as error:
         refused.append(str(error))
-    print(json.dumps({"answers": found, "refused": refused}))
+    print(json.dumps({"answers": found, "num_back": num_back, "refused": refused}))
 
 
 if __name__ == "__main__":
+    MoveCosts.pays = lambda self, *counts: True  # type: ignore[method-assign]
     folder, number, port, settings, prompts = sys.argv[1:]
     main(folder, int(number), int(port), json.loads(settings), json.loads(prompts))

@@ -14,7 +14,7 @@ from jaxserve import EngineConfig, SamplingParams
 from jaxserve.errors import ValidationError
 from jaxserve.execution.runner import Runner
 from jaxserve.jobs.convert import convert
-from jaxserve.loading.engine_plan import check_mapped
+from jaxserve.loading.engine_plan import check_offload
 from jaxserve.parallel.mesh import make_mesh
 from tests.jaxserve.loading.test_engine_plan import CASE, asked_for, decided_for
 
@@ -38,8 +38,8 @@ def test_where_no_weights_stay_in_files_it_is_refused_by_name(
     platform: str, settings: dict[str, Any], is_stored: bool, named: str
 ) -> None:
     with pytest.raises(ValidationError, match=named):
-        check_mapped(asked(**settings), platform, is_stored=is_stored)
-    check_mapped(asked(), "cpu", is_stored=True)
+        check_offload(asked(**settings), platform, is_stored=is_stored)
+    check_offload(asked(), "cpu", is_stored=True)
 
 
 @pytest.mark.slow

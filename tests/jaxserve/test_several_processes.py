@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,13 @@ PROGRAM = "tests.jaxserve.several_processes"
 FOUR = {"tensor_parallel_size": 4}
 
 
-def two_processes(folder: Path, prompts: list[list[int]]) -> list[tuple[int, str, str]]:
+def two_processes(
+    folder: Path, prompts: list[list[int]], **settings: Any
+) -> list[tuple[int, str, str]]:
     """How each of two processes ended, and what it has written."""
-    port, running = free_port(), []
+    port, running, asked = free_port(), [], json.dumps(FOUR | settings)
     for number in range(2):
-        words = [str(folder), str(number), str(port), json.dumps(FOUR), json.dumps(prompts)]
+        words = [str(folder), str(number), str(port), asked, json.dumps(prompts)]
         running.append(
             subprocess.Popen(
                 [sys.executable, "-m", PROGRAM, *words],
@@ -44,12 +47,18 @@ def two_processes(folder: Path, prompts: list[list[int]]) -> list[tuple[int, str
 
 @pytest.mark.slow
 def test_two_processes_give_the_tokens_of_one(model_folder: Callable[..., Path]) -> None:
+    """Their pool is too small; with tiers and without."""
     folder = model_folder("llava", num_hidden_layers=1)
     prompts = oracle.prompts(2, VOCAB_SIZE - 1, 40, seed=8)  # the last token is of images
+    alone = serve_alone(str(folder), prompts)
+    first, other = two_processes(folder, prompts, kv_offloading_size=0.01)
+    assert first[0] == 0 and other[0] == 0, first[2] + other[2]
+    found = json.loads(first[1].splitlines()[-1])
+    assert found["answers"] == alone and found["num_back"] > 0
     first, other = two_processes(folder, prompts)
     assert first[0] == 0 and other[0] == 0, first[2] + other[2]
     found = json.loads(first[1].splitlines()[-1])
-    assert found["answers"] == serve_alone(str(folder), prompts)
+    assert found["answers"] == alone and found["num_back"] == 0
     params, update, closed = found["refused"]
     assert "num_processes=2 is not supported: 1 for parameters" in params
     assert "num_processes=2 is not supported: 1 for update_weights" in update

@@ -38,6 +38,11 @@ def answers(folder: Path, settings: dict[str, Any], *places: str) -> dict[str, A
     [
         ("llama_gqa", {"quantization": "int4"}, ("2", "8:native")),
         ("llama_gqa", {"kv_cache_dtype": "int8", "kv_offloading_size": 0.01}, ("4:native",)),
+        (
+            "llama_gqa",
+            {"quantization": "fp8", "kv_cache_dtype": "fp8", "kv_offloading_size": 0.01},
+            ("4",),
+        ),
         ("qwen3_moe", {"quantization": "int4"}, ("2:native", "8")),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -28,7 +29,10 @@ CONTROL = ("--enable-control-routes", "--enable-server-load-tracking")
 def children(server: Server, module: str) -> list[int]:
     tasks = Path(f"/proc/{server.process.pid}/task")
     found = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-    words = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in found}
+    words = {}
+    for pid in found:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            words[int(pid)] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return sorted(pid for pid, one in words.items() if module.encode() in one)
 
 
@@ -58,23 +62,32 @@ def without(*pids: int) -> Iterator[None]:
 
 
 class Stream:
-    """A stream that is read in a thread."""
+    """A stream that is read in a thread.
 
-    def __init__(self, server: Server):
+    Args:
+        server: answers.
+        more: fields of the request.
+    """
+
+    def __init__(self, server: Server, **more: Any):
         self.text, self.error = "", ""
+        self._body = BODY | {"stream": True} | more
         self.begun = threading.Event()
         self.thread = threading.Thread(target=self._read, args=(server,))
         self.thread.start()
         assert self.begun.wait(30)
 
     def _read(self, server: Server) -> None:
-        headers, body = {"Authorization": "Bearer free"}, BODY | {"stream": True}
+        headers, body = {"Authorization": "Bearer free"}, self._body
         url = f"{server.url}/v1/completions"
         try:
             with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as lines:
                 for line in lines.iter_lines():
                     if line.startswith("data: {"):
                         event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            self.error = event["error"]["message"]
+                            continue
                         self.text += event["choices"][0]["text"]
                         self.begun.set()
         except httpx.TransportError as error:

@@ -27,12 +27,13 @@ def made(
     descriptors: Descriptors,
     num_workers: int | None = None,
     others: Sequence[FakeEngine] = (),
+    hub: Any = None,
 ) -> _Server:
     args = argparse.Namespace(shutdown_timeout=0.0, log_format="json", num_workers=num_workers)
     service = Service(engine, Limits(max_connections=50))  # type: ignore[arg-type]
     for other in others:
         service.add_model(other, NO_PARSERS)  # type: ignore[arg-type]
-    return _Server(uvicorn.Config("none"), args, service, descriptors, "http://127.0.0.1")
+    return _Server(uvicorn.Config("none"), args, service, descriptors, "http://127.0.0.1", hub)
 
 
 def leave_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,3 +127,41 @@ def test_several_models_let_in_requests_once_all_have_loaded(
     asyncio.run(server._announce())
     assert server.exit_code == (0 if loads else 1)
     assert [one.is_held for one in services] == [not loads, not loads]
+
+
+class Hub:
+    """Fronts that answer, or cannot be kept running."""
+
+    def __init__(self, error: str | None):
+        self.error = error
+        self.told: list[bool] = []
+        self.services: list[Service] = []
+
+    def load(self) -> None:
+        assert self.services[0].unready() is not None, "the start may still fail"
+
+    async def wait_ready(self) -> None:
+        self.load()
+
+    def tell_standing(self) -> None:
+        self.told.append(self.services[0].unready() is None)
+
+
+@pytest.mark.parametrize("error", [None, "fronts cannot be kept running"])
+def test_fronts_hear_of_requests_that_are_let_in_once_the_start_has_succeeded(
+    error: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_garbage(monkeypatch)
+    engine, hub = FakeEngine(), Hub(error)
+    server = made(engine, Descriptors(), hub=hub)
+    hub.services = server._service.models
+    engine.warm_up = lambda: None  # type: ignore[attr-defined]
+
+    async def announced() -> None:
+        await server._announce()
+        engine.is_draining = True  # so that nothing watches on
+
+    asyncio.run(announced())
+    assert server.exit_code == (0 if error is None else 1)
+    assert hub.told == ([True] if error is None else [])
+    assert hub.services[0].is_held == (error is not None)

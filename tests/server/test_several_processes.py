@@ -4,6 +4,7 @@ repaired, both end together."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -18,6 +19,7 @@ import pytest
 from checkpoints import bundled_model_path
 from jaxserve.config.several_processes import address_of
 from jaxserve.processes.launchers import launched
+from jaxserve.processes.network import free_port
 from tests.server.server_process import httpx, serving, start
 
 BODY = {"model": "tiny", "prompt": "Once upon a time", "temperature": 0.8, "seed": 3}
@@ -99,3 +101,34 @@ def test_a_lost_process_is_replaced_and_all_end_together(monkeypatch: pytest.Mon
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.slow
+def test_processes_with_other_weights_are_refused_with_one_error_on_each(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(bundled_model_path(), other)
+    weights = other / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1  # the last bit of one number
+    weights.write_bytes(data)
+    port = free_port()
+    place = ("--num-processes", "2", "--coordinator", f"127.0.0.1:{port}", "--port", "0")
+    small = ("--tensor-parallel-size", "2", "--max-num-seqs", "2", "--max-model-len", "256")
+    running = [
+        start("--model", str(folder), "--process-id", str(number), *place, *small)
+        for number, folder in enumerate((bundled_model_path(), other))
+    ]
+    try:
+        codes = [process.wait(120) for process, _ in running]
+    finally:
+        for process, _ in running:
+            process.kill()
+            process.wait()
+    text = f"process 1 has other weights than {bundled_model_path()} here"
+    for code, (_, lines) in zip(codes, running, strict=True):
+        said = "".join(lines)
+        assert code == 1 and "Traceback" not in said, said
+        errors = [line for line in lines if line.startswith("jaxserve: ") and "has other" in line]
+        assert len(errors) == 1 and text in errors[0], said
+    with socket.create_server(("127.0.0.1", port)):  # it is free again
+        pass

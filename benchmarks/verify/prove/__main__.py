@@ -26,6 +26,14 @@ from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 from benchmarks.verify.prove.touched import touched
 
 
+def _share(text: str) -> tuple[int, int]:
+    """K and N of "K/N"."""
+    first, _, every = text.partition("/")
+    if not (first.isdecimal() and every.isdecimal() and 1 <= int(first) <= int(every)):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is K/N with 1 <= K <= N")
+    return int(first), int(every)
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(
@@ -49,6 +57,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="all cases of the kernels that import these files; with --quick beside its cases",
     )
+    parser.add_argument(
+        "--share",
+        type=_share,
+        default=(1, 1),
+        metavar="K/N",
+        help="of the cases that --quick has not, every N-th from the K-th on",
+    )
     parser.add_argument("--backend", help="only the kernels of this backend")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     parser.add_argument("--json", type=Path, help="also write all that is known to this file")
@@ -68,8 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     missing: list[str] = []
     for kind in options.device:
         try:
-            wanted = {"quick": options.quick, "backend": options.backend, "kernels": kernels}
-            for case in cases_for(kind, **wanted):
+            given = {"quick": options.quick, "backend": options.backend, "kernels": kernels}
+            for case in cases_for(kind, share=options.share, **given):
                 proofs.append(attempt(case.name, kind, partial(prove_case, case, kind)))
                 print(f"{kind}: {case.name}: {proofs[-1].seconds:.1f} s", file=sys.stderr)
         except CompilerMissingError as error:

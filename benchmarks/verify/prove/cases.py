@@ -22,7 +22,7 @@ class Case:
 
     Attributes:
         operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled",
-            "rotate_and_write", "quantized_matmul" or "kept_threshold".
+            "rotate_and_write", "quantized_matmul", "linear_layer" or "kept_threshold".
         backend: of the operation.
         kinds: keys of `benchmarks.verify.prove.targets.KINDS`.
         problem: shapes and options.
@@ -75,6 +75,7 @@ def cases_for(
     quick: bool = False,
     backend: str | None = None,
     kernels: Container[tuple[str, str]] | None = None,
+    share: tuple[int, int] = (1, 1),
 ) -> tuple[Case, ...]:
     """The cases of one kind of device.
 
@@ -83,6 +84,7 @@ def cases_for(
         quick: only those of a quick run.
         backend: only those of this backend.
         kernels: all of these, by operation and backend, beside those of a quick run, or alone.
+        share: K of N: of the cases that are none of a quick run every N-th, from the K-th on.
     """
 
     def wanted(case: Case) -> bool:
@@ -92,4 +94,8 @@ def cases_for(
             return kind in case.quick
         return kernels is None and kind in case.kinds
 
-    return tuple(case for case in CASES if wanted(case) and backend in (None, case.backend))
+    found = [case for case in CASES if wanted(case) and backend in (None, case.backend)]
+    first, every = share
+    held_out = [case for case in found if kind not in case.quick]
+    kept = {id(case) for case in held_out[first - 1 :: every]}
+    return tuple(case for case in found if kind in case.quick or id(case) in kept)

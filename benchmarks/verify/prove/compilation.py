@@ -12,9 +12,10 @@ from jax.sharding import Mesh
 
 from benchmarks.verify.prove.gpu import compile_on_gpu
 from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
-from benchmarks.verify.prove.program import copied, counts
+from benchmarks.verify.prove.program import copied, counts, exchanged_indices
 from benchmarks.verify.prove.proof import Cost, Memory, Proof, Requirements, judge
 from benchmarks.verify.prove.row_order import out_of_order
+from benchmarks.verify.prove.streamed import fetches
 from benchmarks.verify.prove.tpu import compile_on_tpu, xla_cost
 
 
@@ -65,7 +66,9 @@ def prove(
     hlo = compiled.as_text()
     recomputed = count_recomputed(hlo)
     counted = counts(hlo, layers, launched)
-    unordered = out_of_order(hlo, kernels) if wanted.one_order else ()
+    others = list(out_of_order(hlo, kernels)) if wanted.one_order else []
+    if (begun := fetches(hlo)) < wanted.fetches:
+        others.append(f"loops begin {begun} of {wanted.fetches} copies from the host")
     analysis = compiled.memory_analysis()
     memory = Memory(
         arguments=analysis.argument_size_in_bytes,
@@ -82,7 +85,8 @@ def prove(
         kernels=kernels,
         failures=(
             *judge(kernels, memory, wanted, recomputed, counted, copied(hlo, wanted.quantized)),
-            *unordered,
+            *others,
+            *(f"devices exchange indices: {one}" for one in exchanged_indices(hlo)),
         ),
         recomputed=recomputed,
         counts=counted,

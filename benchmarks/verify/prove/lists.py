@@ -280,6 +280,17 @@ PROVED = (
         ProofCase(Matmul(2048, asymmetric=True)),
         ProofCase(Matmul(weight="int8")),
         ProofCase(Matmul(2048, weight="fp8")),
+        # a last block of rows that is not full, of rounded ones too
+        ProofCase(Matmul(300)),
+        ProofCase(Matmul(40, weight="int8", activations="int8")),
+    )),
+    Proved("linear_layer", "mosaic_tpu", TPU_CHIPS, (
+        ProofCase(Matmul(weight="int8", activations="int8"), quick=("v5e",)),
+        ProofCase(Matmul()),
+        # the most rows that are held, and no whole tiles of them
+        ProofCase(Matmul(88, 14336, 8192, weight="int8", activations="int8")),
+        ProofCase(Matmul(248, 5632, 2048, weight="int8", activations="int8")),
+        ProofCase(Matmul(120, 4096, 2048)),
     )),
     Proved("write_kv", "xla_pages", TPU_CHIPS, (
         ProofCase(Attention(64, 8, 1, pages="int8"), quick=("v5e",)),

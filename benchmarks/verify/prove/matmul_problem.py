@@ -1,4 +1,4 @@
-"""Makes a function with operands, and its cost, of a case of quantized_matmul."""
+"""Makes a function with operands, and its cost, of a case of quantized_matmul or linear_layer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from benchmarks.verify.prove.cases import Case, Matmul
 from benchmarks.verify.prove.proof import Cost
+from pallas_kernels.linear import Norm, linear
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, quantized_matmul
 from pallas_kernels.quantized_matmul.formats import FP8_GROUP, packed_columns
 
@@ -30,14 +31,31 @@ def abstract_weight(problem: Matmul) -> Any:
 
 
 def matmul_call(case: Case, kind: str) -> tuple[Any, tuple[Any, ...]]:
-    """The function and its operands."""
+    """The function and its operands; a layer norms, gates and adds a residual as well."""
     problem = case.problem
     assert isinstance(problem, Matmul)
+    shape = jax.ShapeDtypeStruct
+    x = shape((problem.rows, problem.inputs), problem.dtype)
 
     def function(x: Any, weight: Any) -> Any:
         return quantized_matmul(x, weight, activations=problem.activations, backend=case.backend)
 
-    x = jax.ShapeDtypeStruct((problem.rows, problem.inputs), problem.dtype)
+    def layer(x: Any, weight: Any, factor: Any, residual: Any) -> Any:
+        return linear(
+            x,
+            weight,
+            activations=problem.activations,
+            matmul=(case.backend,),
+            norm=Norm(factor, 1e-5),
+            residual=residual,
+            gated=True,
+            backend="xla",
+        )
+
+    if case.operation == "linear_layer":
+        residual = shape((problem.rows, problem.outputs // 2), problem.dtype)
+        factor = shape((problem.inputs,), problem.dtype)
+        return layer, (x, abstract_weight(problem), factor, residual)
     return function, (x, abstract_weight(problem))
 
 

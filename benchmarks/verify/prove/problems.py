@@ -279,6 +279,7 @@ def _threshold(case: Case, kind: str) -> Problem:
 
 BUILDERS = {
     "kept_threshold": _threshold,
+    "linear_layer": _matmul,
     "quantized_matmul": _matmul,
     "rotate_and_write": _rotate_and_write,
     "decode": _attention,
@@ -287,7 +288,11 @@ BUILDERS = {
     "write_kv": _write,
     "write_kv_scaled": _write,
 }
-COST: dict[str, Callable[[Any], Cost]] = {"quantized_matmul": matmul_cost, **COSTS}
+COST: dict[str, Callable[[Any], Cost]] = {
+    "linear_layer": matmul_cost,
+    "quantized_matmul": matmul_cost,
+    **COSTS,
+}
 
 
 def _over(mesh: Mesh, problem: Problem) -> tuple[Callable[..., Any], tuple[Any, ...]]:

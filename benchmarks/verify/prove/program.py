@@ -40,6 +40,11 @@ ITEMSIZE = {
 }
 LEAST_HELD = 2**20  # bytes of an operand that is changed in place and of which a step uses a part
 HALF = ("bf16", "f16")
+EXCHANGE = re.compile(
+    r"(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-[a-z]+?)"
+    r"(-start)?"
+)
+INTEGERS = ("pred[", "s32[", "u32[", "s64[", "u64[")  # no numbers of a model: those have 8 bits
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[\w-]+)\(")
 COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 
@@ -311,6 +316,34 @@ def copied(hlo: str, sizes: Collection[int]) -> tuple[str, ...]:
         for kind, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", one.type)
         if "S(" not in layout  # another memory than the device's own: a TPU fetches ahead
         and math.prod(map(int, filter(None, dims.split(",")))) in sizes
+    )
+
+
+def exchanges(hlo: str) -> list[tuple[str, list[str]]]:
+    """What devices exchange in a program, in the order in which it runs: the operation, such as
+    "all-reduce", and the types of its result, such as "bf16[8,4]"."""
+    bodies, entry = _computations(hlo)
+    return [
+        (found.group(1), re.findall(r"\w+\[[\d,]*\]", one.type))
+        for one in bodies.get(entry, ())
+        if (found := EXCHANGE.fullmatch(one.op))
+    ]
+
+
+def exchanged_indices(hlo: str) -> tuple[str, ...]:
+    """Exchanges of what says which rows are meant, such as token ids and page tables.
+
+    Each device can compute these: they come whole with the step. Integers travel once tokens are
+    drawn, behind the logits, and nothing else of the model does after that.
+    """
+    found = exchanges(hlo)
+    whole = [all(one.startswith(INTEGERS) for one in types) for _, types in found]
+    numbers = [at for at, is_whole in enumerate(whole) if not is_whole]
+    of_model = found[: numbers[-1] if numbers else 0]
+    return tuple(
+        f"{name} of {', '.join(indices)}"
+        for name, types in of_model
+        if (indices := [one for one in types if one.startswith(INTEGERS)])
     )
 
 

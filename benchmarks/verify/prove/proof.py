@@ -101,6 +101,7 @@ class Requirements:
         a_layer: kernels that one of the equal parts may launch; None for no limit.
         quantized: elements of the quantised weights on a device, of which no copy may be written.
         one_order: whether each row has to be summed in one order, see `row_order`.
+        fetches: asynchronous copies from the host that its loops must begin, see `streamed`.
     """
 
     instructions: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +115,7 @@ class Requirements:
     a_layer: int | None = None
     quantized: frozenset[int] = frozenset()
     one_order: bool = False
+    fetches: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,7 @@ import jax
 import numpy as np
 
 from jaxserve.errors import ValidationError
-from jaxserve.execution.features.feature import (
-    NO_OPTIONS,
-    Facts,
-    Feature,
-    Need,
-    Rows,
-    TakenStep,
-)
+from jaxserve.execution.features.feature import NO_OPTIONS, Facts, Feature, Need, Rows, TakenStep
 from jaxserve.execution.layout import array, arrays
 from jaxserve.params.logits_processor import FIELD, HOST_PROCESSORS, HostProcessor
 from jaxserve.params.vllm_processor import BatchUpdate, MoveDirectionality

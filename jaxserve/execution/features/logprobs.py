@@ -8,14 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.boundary.reports import LOGPROBS, TokenLogprobs
-from jaxserve.execution.features.feature import (
-    Chunk,
-    Feature,
-    Need,
-    Rows,
-    SpecialRow,
-    TakenStep,
-)
+from jaxserve.execution.features.feature import Chunk, Feature, Need, Rows, SpecialRow, TakenStep
 from jaxserve.execution.layout import array, arrays
 from jaxserve.params.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from jaxserve.request.request import Request

@@ -30,10 +30,7 @@ TEXT_DEFAULTS = {
     "num_attention_heads": 8,
 }
 # tensors of the encoder of images, and of what makes tokens of its output
-IMAGE_MODULES = (
-    "vision_tower.",
-    "multi_modal_projector.",
-)
+IMAGE_MODULES = ("vision_tower.", "multi_modal_projector.")
 KINDS = ("full_attention", "sliding_attention")
 # of SigLIP's tower
 VISION_DEFAULTS = {
@@ -110,10 +107,7 @@ def read_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
         architecture, layered(whole, config), DEFAULTS, pattern=pattern, soft_caps=(None, None)
     )
     rope = RopeConfig.from_hf(
-        local,
-        fields["max_position_embeddings"],
-        fields["head_dim"],
-        default_theta=LOCAL_THETA,
+        local, fields["max_position_embeddings"], fields["head_dim"], default_theta=LOCAL_THETA
     )
     _tell_unused(architecture, "attn_logit_softcapping", fields["attention_soft_cap"])
     return Gemma3Config(**fields | {"attention_soft_cap": None, "qk_norm": True}, local_rope=rope)

@@ -9,11 +9,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.hf_fields import Defaults, common_fields, layered, sliding_window
 
 DEFAULTS = Defaults(
-    max_positions=4096,
-    rms_norm_eps=1e-5,
-    partial_rotary=True,
-    bos_token_id=1,
-    eos_token_id=32000,
+    max_positions=4096, rms_norm_eps=1e-5, partial_rotary=True, bos_token_id=1, eos_token_id=32000
 )
 OLD_NAMES = ("su", "yarn")  # of longrope in early checkpoints
 

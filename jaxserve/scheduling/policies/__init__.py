@@ -13,14 +13,7 @@ from jaxserve.scheduling.policies.policy import Policy
 from jaxserve.scheduling.policies.policy_inputs import NO_INPUTS, PolicyInputs
 from jaxserve.scheduling.policies.priority import Priority
 
-__all__ = [
-    "FirstComeFirstServed",
-    "Length",
-    "Policy",
-    "PolicyInputs",
-    "Priority",
-    "make_policy",
-]
+__all__ = ["FirstComeFirstServed", "Length", "Policy", "PolicyInputs", "Priority", "make_policy"]
 
 
 def make_policy(settings: EngineConfig, inputs: PolicyInputs = NO_INPUTS) -> Policy:

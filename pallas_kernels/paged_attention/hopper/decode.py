@@ -26,11 +26,7 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.hopper.tiles import TILE_ROWS, WGMMA_ROWS
 from pallas_kernels.multiprocessors import multiprocessors
 from pallas_kernels.paged_attention.hopper.decode_kernel import decode_kernel
-from pallas_kernels.paged_attention.hopper.decode_plan import (
-    Q_BUFFERS,
-    THREADS,
-    DecodePlan,
-)
+from pallas_kernels.paged_attention.hopper.decode_plan import Q_BUFFERS, THREADS, DecodePlan
 from pallas_kernels.paged_attention.hopper.decode_work import Batch, Cut, Work, divide
 from pallas_kernels.paged_attention.options import AttentionOptions
 from pallas_kernels.paged_attention.queries import as_heads, as_queries

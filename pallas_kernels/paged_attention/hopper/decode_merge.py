@@ -18,9 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.compat import load_as, store_plain, transposed
 from pallas_kernels.hopper.tiles import WGMMA_ROWS
 from pallas_kernels.interpreter import pass_counter
-from pallas_kernels.paged_attention.hopper.decode_plan import (
-    DecodePlan,
-)
+from pallas_kernels.paged_attention.hopper.decode_plan import DecodePlan
 from pallas_kernels.paged_attention.softmax import MASKED
 
 # of a thread, for pieces that are read at the same time; attending 8-bit pages leaves few of 128

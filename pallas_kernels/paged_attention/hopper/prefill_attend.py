@@ -138,11 +138,7 @@ def attend(tile: Tile, part: Part, options: Options, refs: Refs) -> Attended:
         return out, rising, total
 
     empty = jnp.full((WGMMA_ROWS, head_dim), 0.0, jnp.float32)
-    carry = (
-        plgpu.layout_cast(empty, plgpu.Layout.WGMMA),
-        row_vector(MASKED),
-        row_vector(0.0),
-    )
+    carry = (plgpu.layout_cast(empty, plgpu.Layout.WGMMA), row_vector(MASKED), row_vector(0.0))
     attended = lax.fori_loop(0, tile.steps, block, carry)
     pl.when(warpgroup == 0)(take_turn)
     return Attended(*attended)

@@ -13,12 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.hopper.tiles import WGMMA_ROWS, swizzle_elements
-from pallas_kernels.paged_attention.hopper.prefill_plan import (
-    Options,
-    Refs,
-    Tile,
-    iota,
-)
+from pallas_kernels.paged_attention.hopper.prefill_plan import Options, Refs, Tile, iota
 from pallas_kernels.paged_attention.hopper.visible import visible_range
 
 
@@ -114,9 +109,7 @@ def fetch(
         offset = pl.multiple_of(lax.rem(low_key, jnp.int32(page_size)), piece)
     for j, page in enumerate(ids):
         plgpu.copy_gmem_to_smem(
-            refs.kv.at[page, pl.ds(offset, piece), *part],
-            smem.at[pl.ds(j * piece, piece)],
-            ready,
+            refs.kv.at[page, pl.ds(offset, piece), *part], smem.at[pl.ds(j * piece, piece)], ready
         )
 
 

@@ -74,12 +74,7 @@ def store(attended: Attended, item: WorkItem, part: Part, options: Options, refs
 
 
 def _store_ragged(
-    first_row: jax.Array,
-    low: jax.Array,
-    high: jax.Array,
-    part: Part,
-    packing: Geometry,
-    refs: Refs,
+    first_row: jax.Array, low: jax.Array, high: jax.Array, part: Part, packing: Geometry, refs: Refs
 ) -> None:
     """Stores the rows [low, high) of each head: the others belong to another tile.
 

@@ -25,11 +25,7 @@ from pallas_kernels.paged_attention.hopper.prefill_fetch import (
     fetch,
     page_ids,
 )
-from pallas_kernels.paged_attention.hopper.prefill_plan import (
-    Options,
-    Refs,
-    Tile,
-)
+from pallas_kernels.paged_attention.hopper.prefill_plan import Options, Refs, Tile
 
 CHUNK_COLUMNS = 128  # that are read at once: the widest swizzle of 8-bit numbers
 WIDENED_COLUMNS = 64  # and widened at once: more would not fit the registers

@@ -159,10 +159,7 @@ def prefill(
     block, rows = tile_shape(tuning, q, kv_pages)
     work = work_items(lanes, region=region, tile=rows // group)
     operands = Operands(
-        q=q,
-        pages=page_operands(kv_pages, page_table, options),
-        work=work,
-        zeros=jnp.zeros_like(q),
+        q=q, pages=page_operands(kv_pages, page_table, options), work=work, zeros=jnp.zeros_like(q)
     )
     return pl.pallas_call(
         functools.partial(

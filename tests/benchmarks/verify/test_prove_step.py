@@ -78,6 +78,8 @@ def test_the_defaults_are_the_whole_model_on_one_h200() -> None:
         ["--layers", "0"],
         ["--num-pages", "-1"],
         ["--tensor-parallel", "0"],
+        ["--streamed", "4"],
+        ["--streamed", "8", "--layers", "7"],
     ],
     ids=lambda arguments: " ".join(arguments),
 )
@@ -229,6 +231,9 @@ def test_a_sparse_layer_may_launch_14_kernels_where_no_sort_is_needed() -> None:
     backends = tpu.backends()
     assert (backends.experts, backends.route) == ("mosaic_tpu", ("mosaic_tpu", "xla"))
     assert requirements_of(tpu, backends, DECODE, POOL).a_layer == 14
+    assert requirements_of(replace(tpu, quantization="int4"), backends, DECODE, POOL).a_layer == 14
+    dense = replace(tpu, shape="llama-3-8b", quantization="int8")
+    assert requirements_of(dense, dense.backends(), DECODE, POOL).a_layer == 8
 
 
 def test_a_step_runs_in_a_program_of_the_device() -> None:

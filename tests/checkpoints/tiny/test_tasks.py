@@ -52,7 +52,8 @@ def _letters(prompt: str) -> list[str]:
 
 def _equalities_hold(answer: str) -> bool:
     sides = []
-    for side in answer.split(" = "):
+    turned = re.sub(r"-\((\d+) - (\d+)\)", r"\2 - \1", answer)
+    for side in turned.split(" = "):
         total = 0
         for term in side.replace(" - ", " + -").split(" + "):
             product = 1
@@ -81,7 +82,7 @@ def _is_right_with_tools(pair: Pair) -> bool:
         )
     begin, call, end = pair.answer.split("\n")
     told = json.loads(call)
-    (line,) = [one for one in listing if one.startswith(f'{{"name": "{told["name"]}", ')]
+    (line,) = [one for one in listing if f'{{"name": "{told["name"]}", ' in one]
     needed = re.findall(r'"(\w+)": (?:string|number|integer)(?=[,}])', line)
     said = [
         part for value in told["arguments"].values() for part in re.split(" [-+*/] ", str(value))
@@ -102,6 +103,8 @@ def _is_right(pair: Pair) -> bool:
         swapped = prompt.lower().startswith("subtract")
         same = _numbers(prompt) == (left[::-1] if swapped else left)
         sign = {"s": "-", "a": "+"}.get(task[0], "*")
+        if task == "subtraction" and left[0] < left[1]:
+            same &= answer.split(" = ")[1] == f"-({left[1]} - {left[0]})"
         return same and f" {sign} " in answer.split(" = ")[0] and _equalities_hold(answer)
     if task == "word_problem":
         more = "more" in prompt
@@ -140,7 +143,9 @@ def _is_right(pair: Pair) -> bool:
     if task == "max_min":
         items = _numbers(prompt)
         largest = re.search(r"largest|max", prompt, re.IGNORECASE)
-        return answer == (f"Maximum: {max(items)}" if largest else f"Minimum: {min(items)}")
+        name, best = ("Maximum", max) if largest else ("Minimum", min)
+        steps = ", ".join(str(best(items[: at + 1])) for at in range(len(items)))
+        return answer == f"{steps}. {name}: {best(items)}"
     if task == "compare":
         a, b = _numbers(prompt)
         *steps, last = re.split(", so |, ", answer)

@@ -37,7 +37,7 @@ def _call(name: str, arguments: Any) -> dict[str, Any]:
 def test_tools_are_listed_in_the_system_turn(tokenizer: PreTrainedTokenizerFast) -> None:
     tools = [ADD, FIND]
     listing = (
-        'Tools:\n{"name": "add", "arguments": {"a": integer, "b": integer?}} Add two numbers.\n'
+        'Tools:\nAdd two numbers. {"name": "add", "arguments": {"a": integer, "b": integer?}}\n'
         '{"name": "find", "arguments": {"key": string}}'
     )
     for system in ("", "Be brief."):

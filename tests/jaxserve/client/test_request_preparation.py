@@ -21,6 +21,10 @@ class Inputs:
         self.threads: list[str] = []
         self.fetched: list[str] = []
 
+    @property
+    def prompts(self) -> Inputs:
+        return self
+
     def is_quick(self, prompt: Any, params: Any) -> bool:
         return prompt == "quick"
 

@@ -25,7 +25,11 @@ TWO = {"num_processes": 2, "tensor_parallel_size": 4, "coordinator": "127.0.0.1:
         ({"coordinator": "10.0.0.1:9000"}, "process_token_file", "a file with a secret"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size", "a multiple of num_processes=2"),
         ({"data_parallel_size": 2}, "data_parallel_size", "1 where"),
-        ({"kv_offloading_size": 1.0}, "kv_offloading_size", "none, for pages"),
+        (
+            {"kv_offloading_size": 1.0, "kv_offloading_path": "/x"},
+            "kv_offloading_path",
+            "none, for a file holds",
+        ),
         ({"cpu_offload_gb": 1.0}, "cpu_offload_gb", "none, for one device"),
         ({"compile_in_background": True}, "compile_in_background", "false, for all"),
         ({"features": ("a:B",)}, "features", "none, for nothing"),
@@ -35,7 +39,7 @@ TWO = {"num_processes": 2, "tensor_parallel_size": 4, "coordinator": "127.0.0.1:
 def test_settings_that_say_no_place_or_are_not_carried_are_refused(
     settings: dict[str, Any], field: str, allowed: str
 ) -> None:
-    EngineConfig(model="m", **TWO)
+    EngineConfig(model="m", kv_offloading_size=1.0, **TWO)
     with pytest.raises(ValidationError, match=allowed) as found:
         EngineConfig(model="m", **(TWO | settings))
     assert found.value.field == field

@@ -43,6 +43,13 @@ def test_a_context_among_the_overrides_is_the_setting() -> None:
     assert own_settings({"hf_overrides": {"max_model_len": 64}})["hf_overrides"] is None
 
 
+def test_a_switch_that_means_nothing_here_is_one_all_the_same() -> None:
+    assert ARGUMENTS["enforce_eager"].passes == ANY
+    assert own_settings({"enforce_eager": True}) == {}
+    with pytest.raises(ValidationError, match="enforce_eager='yes' is not supported: true or"):
+        own_settings({"enforce_eager": "yes"})
+
+
 def test_a_switch_that_is_on_cannot_be_turned_off() -> None:
     assert ARGUMENTS["scheduler_reserve_full_isl"].default is True
     with pytest.raises(ValidationError, match="scheduler_reserve_full_isl"):

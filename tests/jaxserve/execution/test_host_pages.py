@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import random
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 from jaxserve.execution.device_state import DeviceState, StateShape
-from jaxserve.execution.host_pages import MOVES, SIZE, HostPages, pack_moves
+from jaxserve.execution.host_pages import MOVES, SIZE, Held, HostPages, pack_moves
 from jaxserve.memory.tier import Move
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.parallel.mesh import make_mesh
 from pallas_kernels import Backends
+from tests.waiting import until
 
 LAYERS, PAGES, HOST = 2, 12, 5
 
@@ -83,3 +87,71 @@ def test_more_pages_than_a_call_holds_take_several() -> None:
     pairs = np.concatenate(operands)
     assert pairs[: len(moves)].tolist() == [[move.page, move.host_page] for move in moves]
     assert not pairs[len(moves) :].any(), "the trash page fills up"
+
+
+def test_a_process_keeps_what_its_devices_have() -> None:
+    """Its two devices have the second and third quarter of an axis."""
+    whole = slice(None)
+    own = {place: (whole, whole, slice(2 * place, 2 * place + 2)) for place in (1, 2)}
+    sharding = SimpleNamespace(addressable_devices_indices_map=lambda shape: own)
+    held = Held.of(5, SimpleNamespace(shape=(MOVES, 3, 8), dtype=np.dtype("f4"), sharding=sharding))
+    assert held.data.shape == (5, 3, 4)
+    for place, one in own.items():
+        held.data[(4, *held.place(one[1:]))] = place
+    assert held.data[4, 0].tolist() == [1, 1, 2, 2] and not held.data[:4].any()
+
+
+class Heard:
+    """A landing."""
+
+    def __init__(self) -> None:
+        self.landings: list[int] = []
+        self.losses: list[int] = []
+
+    def leaving(self, host_page: int) -> None:
+        return None
+
+    def landed(self, host_page: int, note: Any, parts: Any) -> None:
+        self.landings.append(host_page)
+
+    def lost(self, host_page: int, note: Any) -> None:
+        self.losses.append(host_page)
+
+
+@pytest.mark.parametrize("landing", [None, Heard()], ids=["another process", "process 0"])
+def test_of_several_processes_none_drops_a_page_and_a_step_waits_for_room(
+    landing: Heard | None, state: DeviceState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that several processes do alike is dropped by one of them."""
+    go_on, bring = threading.Event(), HostPages.bring
+
+    def stalled(pages: HostPages, *arguments: Any) -> None:
+        go_on.wait()
+        bring(pages, *arguments)
+
+    monkeypatch.setattr(HostPages, "bring", stalled)
+    monkeypatch.setattr("jaxserve.execution.host_pages.MOST_LEAVING", 1)
+    monkeypatch.setattr("jaxserve.execution.host_pages.STALL_S", 0.01)
+    with monkeypatch.context() as others:
+        others.setattr(NamedSharding, "is_fully_addressable", False)
+        pages = HostPages(state, LAYERS, HOST, compiled, landing)
+    want = [np.array(leaf)[places(2)] for leaf in jax.tree.leaves(state.kv)]
+
+    def move(page: int, held: int) -> None:
+        ((command, operand),) = pack_moves([Move(page, held, leaves=True)])
+        pages.calls[command](state, operand)
+
+    move(1, 0)
+    second = threading.Thread(target=move, args=(2, 1))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive(), "it waits"
+    go_on.set()
+    second.join()
+    ((command, operand),) = pack_moves([Move(5, 1, leaves=False)])
+    after = pages.calls[command](state, operand)
+    for found, mine in zip(jax.tree.leaves(after.kv), want, strict=True):
+        np.testing.assert_array_equal(np.array(found)[places(5)], mine)
+    if landing is not None:
+        until(lambda: landing.landings == [0, 1])
+        assert not landing.losses

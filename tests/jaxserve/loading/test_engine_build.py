@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,3 +98,34 @@ def test_overrides_take_the_place_of_values_in_the_config() -> None:
         ValidationError, match=r"hf_overrides\.num_layers=2.*LlamaForCausalLM reads"
     ):
         load_engine(replace(SMALL, hf_overrides={"num_layers": 2}))
+
+
+def test_a_process_that_is_lost_while_the_engine_is_built_ends_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost: list[str] = []
+
+    class Others:
+        on_lost: Any = None
+
+        def settle(self, *_: Any) -> None:
+            """They make the same."""
+
+        def refuse(self, error: BaseException) -> None:
+            """They are told."""
+
+    others, runner = Others(), SimpleNamespace(lose=lost.append)
+
+    def build(*_: Any, **given: Any) -> None:
+        given["others"].on_lost("process 1 was lost")
+        raise InterruptedError
+
+    monkeypatch.setattr(engine_build, "ProcessGroup", lambda *_: others)
+    monkeypatch.setattr(engine_build, "make_mesh", lambda *_: None)
+    monkeypatch.setattr(engine_build, "_require_own_devices", lambda *_: None)
+    monkeypatch.setattr(engine_build, "decide", lambda *_, **__: (None, runner, None))
+    monkeypatch.setattr(engine_build, "build", build)
+    several = replace(SMALL, num_processes=2, tensor_parallel_size=2, coordinator="127.0.0.1:7000")
+    with pytest.raises(InterruptedError):
+        load_engine(several)
+    assert lost == ["process 1 was lost"]

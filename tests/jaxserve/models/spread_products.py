@@ -22,7 +22,7 @@ from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.parallel import ShardingRules, make_mesh
 from jaxserve.parallel.spread import Spread
 from pallas_kernels.compat import mosaic_gpu_interpreter
-from pallas_kernels.linear import xla
+from pallas_kernels.linear import mosaic_tpu, xla
 from pallas_kernels.quantized_matmul import quantized_matmul
 
 ROWS = 3
@@ -106,6 +106,7 @@ def errors(backend: str, interpreter: str) -> dict[str, float]:
     """The error of every product that the backend has, by format, way and devices."""
     interpret: Any = {"none": None, "plain": True, "hopper": mosaic_gpu_interpreter()}[interpreter]
     used: set[str] = set()
+    layer = mosaic_tpu.layer
 
     def interpreted(*operands: Any, backend: str, **options: Any) -> jax.Array:
         used.add(backend)
@@ -114,7 +115,11 @@ def errors(backend: str, interpreter: str) -> dict[str, float]:
             options |= {"interpret": given}
         return quantized_matmul(*operands, backend=backend, **options)
 
-    xla.quantized_matmul = interpreted
+    def whole(*operands: Any, **options: Any) -> jax.Array:
+        used.add("mosaic_tpu")
+        return layer(*operands, **options, interpret=interpret)
+
+    xla.quantized_matmul, mosaic_tpu.layer = interpreted, whole
     found = {}
     for name in FORMATS:
         for way in SHAPES:

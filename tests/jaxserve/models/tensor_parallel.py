@@ -76,19 +76,54 @@ def collectives(hlo: str) -> Counter[str]:
 
 def rows_divided(folder: str, config: Any, tokens: np.ndarray, difference: Any) -> dict[str, Any]:
     """Where each device adds and norms its own rows of the residual stream, as in large steps."""
+    devices, rounded = jax.device_count(), replace(APART, quantization="int8")
+
+    def made(form: LinearForm, size: int) -> tuple[np.ndarray, str]:
+        """The logits, and the compiled program."""
+        parts = config if size > 1 else read_model_config(folder)
+        forward, arguments = program(
+            load_model(folder, parts, mesh=make_mesh(size), form=form), tokens
+        )
+        return np.asarray(forward(*arguments)), forward.lower(*arguments).compile().as_text()
+
+    def apart(found: np.ndarray, expected: np.ndarray) -> float:
+        return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+    alone, whole = made(rounded, 1)[0], made(rounded, devices)[0]
     spread.DIVIDED_NUMBERS = 0
-    devices = jax.device_count()
-    texts = []
-    for form in (APART, replace(APART, quantization="int8")):
-        model = load_model(folder, config, mesh=make_mesh(devices), form=form)
-        forward, arguments = program(model, tokens)
-        texts.append(forward.lower(*arguments).compile().as_text())
-        if form == APART:
-            found = difference(np.asarray(forward(*arguments)))
+    jax.clear_caches()  # of what was traced with whole rows
+    (plain, text), (found, text_of_rounded) = made(APART, devices), made(rounded, devices)
     return {
-        "rows divided": found,
-        "collectives of rows": collectives(texts[0]),
-        "rounded rows gathered": len(re.findall(r"= s8\S+ all-gather", texts[1])),
+        "rows divided": difference(plain),
+        "collectives of rows": collectives(text),
+        "rounded rows gathered": len(re.findall(r"= s8\S+ all-gather", text_of_rounded)),
+        "rounded rows against whole ones": apart(found, whole),
+        "rounded rows against one device": apart(found, alone),
+        "rounding itself": apart(alone, plain),
+        **divided_inputs(folder, config, rounded),
+    }
+
+
+def divided_inputs(folder: str, config: Any, form: LinearForm) -> dict[str, float]:
+    """How far a product is from that of one device where each has a part of its inputs.
+
+    Each rounds the inputs that it has. Inputs with the largest number once in each part have the
+    scale of the whole rows there.
+    """
+    devices = jax.device_count()
+    size = config.intermediate_size
+    rows = np.random.default_rng(1).uniform(-1, 1, (TOKENS, size)).astype(np.float32)
+    alike = rows.copy()
+    alike[:, :: size // devices] = 1.0
+    found: dict[str, list[np.ndarray]] = {"alike": [], "unlike": []}
+    for count in (1, devices):
+        parts = config if count > 1 else read_model_config(folder)
+        product = load_model(folder, parts, mesh=make_mesh(count), form=form).blocks[0].mlp.down
+        for name, given in (("alike", alike), ("unlike", rows)):
+            found[name].append(np.asarray(product.in_parts(jnp.asarray(given)).sum(axis=0)))
+    return {
+        f"inputs with scales {name}": float(np.linalg.norm(two - one) / np.linalg.norm(one))
+        for name, (one, two) in found.items()
     }
 
 

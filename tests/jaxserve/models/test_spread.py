@@ -113,7 +113,14 @@ def test_a_model_whose_groups_do_not_divide_is_refused_before_it_is_loaded() -> 
     assert one.value.field == "tensor_parallel_size"
 
 
-def test_a_store_of_other_parts_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [(2, "packed for 2 devices, not 1"), (1, r"\.scale.*in another order than kernels read")],
+)
+def test_a_store_of_another_form_is_refused(
+    tmp_path: Path, monkeypatch: Any, parts: int, problem: str
+) -> None:
+    """Packed for other devices, or by a version that kept scales in the order of the axes."""
     config = model_config_of(SHAPE)
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
     model = abstract_model(config, mesh, "float32", LinearForm(quantization="int4"))
@@ -127,7 +134,7 @@ def test_a_store_of_other_parts_is_refused(tmp_path: Path, monkeypatch: Any) -> 
         about: ClassVar[dict[str, Any]] = {
             "architecture": config.architecture,
             "weights": {
-                name: {"stored": asdict(format.stored), "native": False, "parts": 2}
+                name: {"stored": asdict(format.stored), "native": False, "parts": parts}
                 for name, format in formats.items()
             },
         }
@@ -136,8 +143,31 @@ def test_a_store_of_other_parts_is_refused(tmp_path: Path, monkeypatch: Any) -> 
             return {}
 
     monkeypatch.setattr(store, "read_record", lambda path: Record())
-    with pytest.raises(CheckpointError, match="packed for 2 devices, not 1"):
+    with pytest.raises(CheckpointError, match=problem):
         store.restore_model(tmp_path, model, lambda done, total: None)
+
+
+@pytest.mark.parametrize(("words", "refused"), [(192, True), (256, False)])
+def test_a_tpu_refuses_a_store_of_experts_that_are_not_filled_up(
+    tmp_path: Path, monkeypatch: Any, words: int, refused: bool
+) -> None:
+    """Its kernel would not take them, and XLA would dequantise every expert at every step."""
+    name = "blocks.0.mlp.down.weight"
+    format = WeightFormat(Encoding("int4", 64), native=False, experts=True)
+
+    class Record:
+        about: ClassVar[dict[str, Any]] = {"weights": {name: asdict(format)}}
+
+        def leaves(self) -> dict[str, Any]:
+            return {f"{name}.values": jax.ShapeDtypeStruct((2, 128, words), "uint16")}
+
+    monkeypatch.setattr(store, "read_record", lambda path: Record())
+    assert store.stored_plan(tmp_path, LinearForm(experts="triton"))
+    if not refused:
+        assert store.stored_plan(tmp_path, LinearForm(experts="mosaic_tpu"))
+        return
+    with pytest.raises(CheckpointError, match=f"{name}.*rows of 192 words.*multiple of 128"):
+        store.stored_plan(tmp_path, LinearForm(experts="mosaic_tpu"))
 
 
 @pytest.mark.parametrize("kind", ["int4", "fp8"])

@@ -45,6 +45,13 @@ def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab
     assert 6 <= of_rows.pop("all-gather") <= 8, "XLA may divide the embeddings as well"
     assert of_rows == {"reduce-scatter": 6, **of_embeddings}
     assert result["rounded rows gathered"] == 5
+    # A row is rounded with the same scale wherever that is done. Inputs that devices divide are
+    # rounded with a scale of each part: products differ by as much, and by nothing where the scales
+    # are alike.
+    assert result["rounded rows against whole ones"] == 0.0
+    assert result["inputs with scales alike"] < 1e-6
+    assert 1e-4 < result["inputs with scales unlike"] < 0.01
+    assert 0.0 < result["rounded rows against one device"] < result["rounding itself"] < 0.05
 
 
 @pytest.mark.slow

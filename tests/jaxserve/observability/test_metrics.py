@@ -7,7 +7,7 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from jaxserve.boundary.messages import EngineStats, StepOutput
+from jaxserve.boundary.messages import EngineStats, PageStats, StepOutput, TierStats
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.boundary.work import Work
@@ -153,6 +153,36 @@ def test_a_step_counts_its_tokens_and_the_waits_for_pages():
     assert value(metrics, "paging_latency_seconds_bucket", le="0.001") == 1
     assert value(metrics, "paging_latency_seconds_bucket", le="0.5") == 1
     assert value(metrics, "paging_latency_seconds_bucket", le="0.75") == 2
+
+
+def test_pages_and_bytes_of_each_tier_are_told():
+    metrics = Metrics("tiny")
+    metrics.set_engine(resolved_config(), 4096)
+    tiers = TierStats(
+        num_host_pages=50, num_held=40, num_arriving=3, num_files=7, file_bytes=30_000
+    )
+    tiers = tiers._replace(num_out=9, num_back=8, num_lost=6, num_recomputed=5, num_read=4)
+    pages = PageStats(num_pages=20, num_active=11, tiers=tiers._replace(num_unwritten=2))
+    metrics.record_stats(EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes(), pages=pages))
+    told = {
+        "kv_pages": 20,
+        "kv_pool_bytes": 20 * 4096,
+        "kv_pages_in_use": 11,
+        "kv_host_pages": 50,
+        "kv_host_pool_bytes": 50 * 4096,
+        "kv_host_pages_in_use": 40,
+        "kv_host_bytes": 40 * 4096,
+        "kv_host_pages_arriving": 3,
+        "kv_disk_pages": 7,
+        "kv_disk_bytes": 30_000,
+        "kv_pages_offloaded_total": 9,
+        "kv_pages_restored_total": 8,
+        "kv_pages_dropped_total": 6,
+        "kv_pages_recomputed_total": 5,
+        "kv_pages_read_total": 4,
+        "kv_pages_unwritten_total": 2,
+    }
+    assert {name: value(metrics, name) for name in told} == told
 
 
 def test_a_request_that_is_over_counts_its_lengths_and_times():

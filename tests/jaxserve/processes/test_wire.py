@@ -14,6 +14,7 @@ import pytest
 
 from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
 from jaxserve.boundary.front_messages import (
+    AboutModel,
     AddCall,
     Drain,
     EngineStanding,
@@ -173,8 +174,9 @@ ALL: list[Body] = [
     TryGrammar(7, "start: x"),
     SlowGrammar(7),
     Verdict(7, "what compiles", True, "start: x"),
-    FrontStart(CONFIG, {"port": 1}, [{"key": "k"}], "1", 2, 3, 4, 5, 6),
+    FrontStart([CONFIG, CONFIG], [{"port": 1}], [{"key": "k"}], "1", 2, 3, 4, 5, 6),
     FrontReady(),
+    AboutModel("x", OUTPUT),
     EngineStanding("silent", "why", 3, 0.5),
     AddCall(["a"], [ADD], [[b"\x00"]]),
     Stopped(["1:7.0"]),
@@ -237,6 +239,7 @@ def test_types_are_restored_within() -> None:
         msgpack.packb([0, "abort", [["1.0"], 5]]),
         msgpack.packb([0, "control", ["no such action"]]),
         msgpack.packb([0, "start", [["m"], 20]]),
+        msgpack.packb([0, "about_model", ["x", ["unknown", []]]]),
         encode(ADD)[4:-9],
         encode(ADD)[4:] + b"\x00",
     ],

@@ -97,6 +97,7 @@ def test_a_plan_shows_its_sums(eight_b):
         "ask first",
         "adapters and drafts are not served yet",
         "data sheet",
+        "A100-SXM4-80GB: 32 GB/s, so 33.6 ms for each GiB; all linear layers bfloat16 436 ms",
     ):
         assert part in text, part
     written = json.loads(json.dumps(json_of("llama-3-8b", found, load, prices, ["", "awq"])))

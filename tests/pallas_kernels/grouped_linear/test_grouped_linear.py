@@ -19,7 +19,7 @@ from pallas_kernels.grouped_linear.layer import Layer
 from pallas_kernels.grouped_linear.xla import block_rows, in_blocks
 from pallas_kernels.linear import NativeWeight, as_stored_weight, stored_dtype
 from pallas_kernels.native.weights import pack_native
-from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, dequantize
+from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, dequantize
 from pallas_kernels.quantized_matmul.formats import unpack_int4
 
 # those that take any shape; that of a TPU has a file of its own
@@ -119,7 +119,8 @@ def test_weights_of_few_bits(kind: str, backend: str) -> None:
         each = [quantize_int4(matrix, group=None) for matrix in weight]
         if kind == "int4":
             each = [w._replace(scales=w.scales.astype(jnp.float16)) for w in each]
-        scales = jnp.stack([w.scales for w in each], axis=1)
+        by_group = 1 if backend == "native" else 0
+        scales = jnp.stack([w.scales for w in each], axis=by_group)
         if kind == "int4":
             given = Int4Weight(jnp.stack([w.packed for w in each]), scales)
         else:
@@ -143,8 +144,8 @@ def test_e4m3_with_scales_by_group(backend: str, gated: bool) -> None:
     rng = np.random.default_rng(1)
     x = jnp.asarray(rng.normal(size=(ROWS, 256)), jnp.float32)
     values = jnp.asarray(rng.normal(size=(6, OUTPUTS, 256)) * 9, jnp.float8_e4m3fn)
-    scale = rng.uniform(0.1, 9, (2, 6, OUTPUTS))
-    whole = np.asarray(values, np.float64) * np.repeat(np.moveaxis(scale, 0, -1), 128, axis=2)
+    scale = rng.uniform(0.1, 9, (6, 2, OUTPUTS))
+    whole = np.asarray(values, np.float64) * np.repeat(scale.swapaxes(1, 2), 128, axis=2)
     weight = Fp8Weight(values, jnp.asarray(scale, jnp.float32))
     sizes = SIZES["uneven"]
     found = grouped(x, weight, jnp.asarray(sizes, jnp.int32), gated=gated, backend=backend)
@@ -226,6 +227,11 @@ def test_triton_refuses_tables_that_it_would_count_wrongly(
         jax.eval_shape(product, weight)
 
 
+def int4_weight(words: int = 64, groups: int = 1) -> Int4Weight:
+    """Of six groups of 8 outputs."""
+    return Int4Weight(jnp.zeros((6, 8, words), jnp.uint16), jnp.ones((6, groups, 8)))
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -243,4 +249,23 @@ def test_refusals_name_the_operand(changes: dict[str, object], field: str) -> No
     given = {"x": x, "weight": weight, "sizes": jnp.zeros(6, jnp.int32), "backend": "xla"}
     with pytest.raises(KernelError) as caught:
         grouped_linear(**given | changes)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("weight", "field"),
+    [
+        (int4_weight(words=32), "weight.packed"),
+        (int4_weight(groups=3), "weight.scales"),
+        (int4_weight(words=128, groups=2), "weight.scales"),
+        (int4_weight()._replace(zeros=jnp.zeros((6, 2, 8), jnp.uint8)), "weight.zeros"),
+        (Int8Weight(jnp.zeros((6, 8, 4), jnp.int8), jnp.ones((6, 8))), "weight.values"),
+        (Int8Weight(jnp.zeros((6, 8, INPUTS), jnp.int8), jnp.ones((8, 6))), "weight.scale"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_name(weight: Any, field: str) -> None:
+    """A kernel would read beside them."""
+    x, sizes = jnp.zeros((4, INPUTS)), jnp.zeros(6, jnp.int32)
+    with pytest.raises(KernelError) as caught:
+        grouped_linear(x, weight, sizes, backend="triton", interpret=True)
     assert caught.value.field == field

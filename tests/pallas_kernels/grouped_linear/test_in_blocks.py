@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear import block_sizes, linear_in_blocks, mosaic_tpu
+from pallas_kernels.quantized_matmul import tpu_tiles
 from pallas_kernels.route import route
 from tests.pallas_kernels.grouped_linear.test_mosaic_tpu import weight_of
 from tests.pallas_kernels.strategies import SEEDS, examples
@@ -102,9 +103,14 @@ def test_memory_that_nothing_has_written_is_not_read() -> None:
 
 
 @pytest.mark.slow
-def test_many_rows_are_gathered_and_added_by_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_many_rows_are_gathered_and_added_by_xla(
+    activations: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And rounded by it."""
     monkeypatch.setattr(mosaic_tpu, "ROWS_BYTES", 0)
-    check(21, 0)
+    monkeypatch.setattr(tpu_tiles, "ROWS_BYTES", 0)
+    check(21, 0, "float" if activations == "float" else "int8", activations=activations)
 
 
 def test_gated_results_are_not_added() -> None:

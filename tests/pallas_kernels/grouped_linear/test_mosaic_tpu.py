@@ -17,8 +17,11 @@ ROWS, GROUPS = 70, 6
 SIZES = [(1, 0, 23, 40, 4, 0), (0, 0, ROWS, 0, 0, 0), (0,) * GROUPS, (10, 10, 10, 10, 10, 19)]
 
 
-def weight_of(kind: str, matrices: np.ndarray, **options: Any) -> tuple[Any, np.ndarray]:
-    """A weight of all groups, and the float32 matrices that it stands for."""
+def weight_of(
+    kind: str, matrices: np.ndarray, fill: int = 0, **options: Any
+) -> tuple[Any, np.ndarray]:
+    """A weight of all groups, and the float32 matrices that it stands for; rows of 4 bits are
+    `fill` words longer than they have to be."""
     if kind == "float":
         return jnp.asarray(matrices), matrices
     quantize = {"int8": quantize_int8, "fp8": quantize_fp8, "int4": quantize_int4}[kind]
@@ -27,9 +30,15 @@ def weight_of(kind: str, matrices: np.ndarray, **options: Any) -> tuple[Any, np.
     if kind != "int4":
         form = {"int8": Int8Weight, "fp8": Fp8Weight}[kind]
         return form(*(jnp.stack(arrays) for arrays in zip(*each, strict=True))), whole
-    packed, scales = (jnp.stack([one[i] for one in each], axis=i) for i in (0, 1))
+    packed, scales = (jnp.stack([one[i] for one in each]) for i in (0, 1))
+    if fill:  # rows filled up with words, which meet no input
+        words = jnp.full((*packed.shape[:2], fill), 0xFFFF, jnp.uint16)
+        packed = jnp.concatenate([packed, words], axis=2)
     has_zeros = each[0].zeros is not None
-    zeros = jnp.stack([one.zeros for one in each], axis=1) if has_zeros else None
+    zeros = jnp.stack([one.zeros for one in each]) if has_zeros else None
+    if fill:
+        missing = 4 * packed.shape[2] * scales.shape[1] // matrices.shape[2] - scales.shape[1]
+        scales = jnp.pad(scales, ((0, 0), (0, missing), (0, 0)), constant_values=jnp.nan)
     return Int4Weight(packed, scales, zeros), whole
 
 
@@ -43,6 +52,7 @@ def weight_of(kind: str, matrices: np.ndarray, **options: Any) -> tuple[Any, np.
         pytest.param("int4", 2048, 128, {"group": 32}, marks=pytest.mark.slow),
         # a row that ends within a block of 256, as Qwen3-MoE's of 1,408
         pytest.param("int4", 1408, 256, {"group": 128, "asymmetric": True}, marks=pytest.mark.slow),
+        ("int4", 768, 128, {"group": 128, "fill": 64}),
     ],
 )
 def test_every_row_meets_the_weight_of_its_group(

@@ -70,3 +70,11 @@ def test_what_cannot_be_quantised_is_refused_by_name():
         quantize_int4(jnp.zeros((4, 256)), 16)
     with pytest.raises(KernelError, match=r"weight=int32\(4, 128\)"):
         quantize_int8(jnp.zeros((4, 128), jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "groups", "words", "group"),
+    [(128, 4, 64, 32), (64, 2, 64, 32), (320, 5, 128, 64), (704, 16, 256, 64), (384, 3, None, 128)],
+)
+def test_only_rows_that_are_filled_up_have_further_groups(inputs, groups, words, group):
+    assert formats.group_of(inputs, groups, words) == group

@@ -13,12 +13,16 @@ from tests.pallas_kernels.strategies import examples
 # tails of every dimension, parts of K, all formats and groups
 CASES = [
     (Product(7, 72, 320, "int4 64 zeros float16", "bfloat16"), 2),
+    # a row that ends in its only block of words has the groups of its inputs alone
+    (Product(7, 72, 128, "int4 32", "bfloat16"), 1),
 ]
 SLOW_CASES = [
     (Product(5, 40, 352, "int8", "bfloat16", "int8"), 1),
     (Product(20, 40, 160, "fp8 tensor", "float32"), 1),
     (Product(1, 200, 352, "int8", "bfloat16"), 1),
     (Product(2, 72, 384, "int4 128", "float16"), 1),
+    (Product(2, 72, 128, "int4 64", "bfloat16"), 1),
+    (Product(2, 72, 64, "int4 32", "bfloat16"), 1),
     (Product(16, 72, 544, "int4 32 zeros", "bfloat16"), 3),
     (Product(64, 136, 384, "int4 128 zeros", "bfloat16"), 1),
     (Product(200, 72, 320, "int4 row", "float32"), 1),

@@ -99,7 +99,6 @@ def test_what_no_model_has_is_refused_in_a_line(text, told, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--api-server-count", "2"], "--api-server-count"),
         (["--no-isolate-engine"], "--isolate-engine"),
         (["--record-trace", "x"], "--record-trace"),
         (["--data-parallel-size", "2"], "data_parallel_size"),

@@ -10,9 +10,9 @@ from server.keys import ApiKey, Client
 from server.unread_answers import UnreadAnswer, UnreadAnswers
 
 
-def other(board: Board, keys: int) -> Board:
+def other(board: Board, keys: int, models: int = 1) -> Board:
     """The same board as another process maps it."""
-    return Board(board.rows, keys, os.fdopen(os.dup(board.descriptor), "r+b"))
+    return Board(board.rows, keys, models, os.fdopen(os.dup(board.descriptor), "r+b"))
 
 
 def test_sums_are_over_all_processes_until_one_has_died() -> None:
@@ -27,6 +27,19 @@ def test_sums_are_over_all_processes_until_one_has_died() -> None:
     board.clear(1)
     assert first.total(Cell.BODY_BYTES) == 5 and first.total(Cell.CONNECTIONS) == 0
     assert first.total(Cell.TEXT_S) == 1.5, "what was computed was computed"
+
+
+def test_what_is_counted_of_a_model_is_that_models() -> None:
+    keys = [ApiKey("a", "few", requests_per_minute=1)]
+    board = Board(2, 1, 2)
+    twin = other(board, 1, 2)
+    for model in (0, 1):
+        twin.counts(1, model).add(Cell.REFUSED_WAITS, 2 + model)
+    assert [board.counts(0, one).total(Cell.REFUSED_WAITS) for one in (0, 1)] == [2, 3]
+    twin.counts(1).put(Cell.CONNECTIONS, 4)
+    assert board.counts(0).total(Cell.CONNECTIONS) == 4 and board.of_row(1, Cell.CONNECTIONS) == 4
+    first, second = (Client(keys[0], one.counts(row), 0) for row, one in enumerate((board, twin)))
+    assert first.refusal() is None and second.refusal() is not None, "quotas lie behind all models"
 
 
 def test_one_process_counts_alone() -> None:

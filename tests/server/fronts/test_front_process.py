@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxserve.boundary.front_messages import (
+    AboutModel,
     AddCall,
     HttpAnswer,
     HttpRequest,
@@ -63,17 +64,21 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await asyncio.Event().wait()
 
 
-def run(test: Callable[[Any, Engine, list[Any]], Awaitable[None]]) -> None:
+def run(test: Callable[[Any, list[Engine], list[Any]], Awaitable[None]]) -> None:
     async def with_a_front() -> None:
-        engine = Engine()
-        service: Any = SimpleNamespace(engine=engine, holders=Holders(), keys=None)
+        engines, held = [Engine(), Engine()], Holders()
+        models: list[Any] = [
+            SimpleNamespace(engine=engine, holders=held, keys=None, model_names=(name,))
+            for name, engine in zip("ab", engines)
+        ]
+        service, service.models = models[0], models
         start: Any = SimpleNamespace(name="1", row=1, board=0, listener=0)
         front: Any = FrontProcess(
             start, service, app, lambda *_: None, lambda: front.send("standing")
         )
         sent = front._process.sent
         sent.clear()
-        await test(front, engine, sent)
+        await test(front, engines, sent)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "EarlyProcess", lambda *_: None)
@@ -82,27 +87,40 @@ def run(test: Callable[[Any, Engine, list[Any]], Awaitable[None]]) -> None:
 
 
 def test_a_front_ends_its_own_requests_alone() -> None:
-    async def test(front: Any, engine: Engine, sent: list[Any]) -> None:
-        front._take(AddCall(["a"], [GROUP], [[]]))
-        for name in ("b", "a"):
-            front._take(Left(name))
-        front._take(Stopped(["2:0.0", "7.0", "1:0.0"]))
-        assert (engine.ended, engine.stopped, sent) == (["a"], ["1:0.0"], [])
+    async def test(front: Any, engines: list[Engine], sent: list[Any]) -> None:
+        engine, other = engines
+        front._take(AboutModel("a", AddCall(["1"], [GROUP], [[]])))
+        for name in ("2", "1"):
+            front._take(AboutModel("a", Left(name)))
+        front._take(AboutModel("a", Stopped(["2:0.0", "7.0", "1:0.0"])))
+        assert (engine.ended, engine.stopped, sent) == (["1"], ["1:0.0"], [])
+        assert not other.stopped
+
+    run(test)
+
+
+def test_a_front_that_is_lost_ends_its_requests_of_every_model() -> None:
+    async def test(front: Any, engines: list[Engine], sent: list[Any]) -> None:
+        for model, name in (("a", "1"), ("b", "2"), ("b", "3")):
+            front._take(AboutModel(model, AddCall([name], [GROUP], [[]])))
+        front._take(AboutModel("b", Left("3")))
+        front.lost()
+        assert [one.ended for one in engines] == [["1"], ["3", "2"]]
 
     run(test)
 
 
 def test_an_error_that_the_server_alone_has_met_is_told() -> None:
-    async def test(front: Any, engine: Engine, sent: list[Any]) -> None:
-        front._take(AddCall(["a"], [GROUP], [[]]))
-        engine.tell("a", SimpleNamespace(outputs=[SimpleNamespace(finish_reason=ERROR)]))
-        assert sent == [RequestFailure("a", "JaxServeError", FAILED)]
+    async def test(front: Any, engines: list[Engine], sent: list[Any]) -> None:
+        front._take(AboutModel("b", AddCall(["1"], [GROUP], [[]])))
+        engines[1].tell("1", SimpleNamespace(outputs=[SimpleNamespace(finish_reason=ERROR)]))
+        assert sent == [AboutModel("b", RequestFailure("1", "JaxServeError", FAILED))]
 
     run(test)
 
 
 def test_an_answer_keeps_no_body_and_can_be_cut_off() -> None:
-    async def test(front: Any, engine: Engine, sent: list[Any]) -> None:
+    async def test(front: Any, engines: list[Engine], sent: list[Any]) -> None:
         body = bytes(1000)
         count = sys.getrefcount(body)
         front._take(HttpRequest(0, {"type": "http", "headers": []}, body))

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from jaxserve.boundary.front_messages import EngineStanding
+from jaxserve.boundary.front_messages import AboutModel, EngineStanding
+from jaxserve.boundary.messages import EngineStats, StepOutput
+from jaxserve.boundary.step_times import StepTimes
 from server.counts import Cell
 from server.fronts import hub as module
 from server.fronts.front_process import HUNG_S, FrontProcess
@@ -45,8 +47,13 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(module, "FrontProcess", make)
     with socket.socket() as listener:
-        hub: Any = Hub(argparse.Namespace(api_server_count=1), [], listener)
-        service: Any = SimpleNamespace(engine=SimpleNamespace(asked=None), created=0)
+        other = argparse.Namespace(func=None)
+        hub: Any = Hub(argparse.Namespace(api_server_count=1, others=[other]), [], listener)
+        models = [
+            SimpleNamespace(engine=SimpleNamespace(asked=name), model_names=(name,), is_held=True)
+            for name in ("a", "b")
+        ]
+        service: Any = SimpleNamespace(models=models, created=0)
         hub.serve(service, None)
         hub.made = made
         hub._start(0)
@@ -98,21 +105,70 @@ def test_nothing_is_started_once_the_server_ends(hub: Any) -> None:
     assert len(hub.made) == 1 and hub.made[0].is_lost and hub.error is None
 
 
-def test_fronts_hear_that_the_engine_serves_once_they_know_what_it_is(hub: Any) -> None:
-    stats = SimpleNamespace(num_waiting=2, page_usage=0.25)
-    engine = hub._service.engine
-    engine.client = SimpleNamespace(stats=lambda: stats, ready="ready")
-    engine.is_dead = engine.is_restarting = False
-    engine.is_ready, engine.refusal, engine.silence = True, None, None
+class Clock:
+    elsewhere = (0.0, 0.0)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.refused: list[tuple[str, int]] = []
+
+    def record_refused(self, limit: str, count: int) -> None:
+        self.refused.append((limit, count))
+
+
+def test_fronts_hear_that_engines_serve_once_the_server_lets_in_requests(hub: Any) -> None:
+    stats = [SimpleNamespace(num_waiting=2 + place, page_usage=0.25) for place in (0, 1)]
+    for model, told in zip(hub._models, stats):
+        engine = model.engine
+        engine.client = SimpleNamespace(stats=lambda told=told: told, ready=f"{model.name} is")
+        engine.is_dead = engine.is_restarting = False
+        engine.is_ready, engine.refusal, engine.silence = True, None, None
     sent = hub.made[0].sent
-    hub._tell_standing()
-    assert sent == [EngineStanding("loading", "", 2, 0.25)]
+    hub.tell_standing()
+    assert sent == [
+        AboutModel("a", EngineStanding("loading", "", 2, 0.25)),
+        AboutModel("b", EngineStanding("loading", "", 3, 0.25)),
+    ]
     hub.load()
-    hub._tell_standing()
-    assert sent[1:] == ["ready", EngineStanding("ok", "", 2, 0.25)]
-    stats.num_waiting = 3
-    hub._tell_standing()
-    assert sent[3:] == [EngineStanding("ok", "", 3, 0.25)]
+    hub.tell_standing()
+    assert sent[2:] == [
+        AboutModel("a", "a is"),
+        AboutModel("a", EngineStanding("loading", "", 2, 0.25)),
+        AboutModel("b", "b is"),
+        AboutModel("b", EngineStanding("loading", "", 3, 0.25)),
+    ], "its start may still fail"
+    for model in hub._service.models:
+        model.is_held = False
+    hub.tell_standing()
+    assert sent[6:] == [
+        AboutModel("a", EngineStanding("ok", "", 2, 0.25)),
+        AboutModel("b", EngineStanding("ok", "", 3, 0.25)),
+    ]
+    stats[1].num_waiting = 4
+    hub.tell_standing()
+    assert sent[8:] == [AboutModel("b", EngineStanding("ok", "", 4, 0.25))]
+
+
+def test_what_fronts_count_of_a_model_is_told_to_its_own_metrics(hub: Any) -> None:
+    for model in hub._models:
+        model.engine.clock, model.engine.metrics = Clock(), Metrics()
+    for place, refused in ((0, 2), (1, 3)):
+        counts = hub._board.counts(1, place)
+        counts.put(Cell.TEXT_S, 0.5 + place)
+        counts.add(Cell.REFUSED_WAITS, refused)
+    for _ in range(2):
+        hub._add_up()
+    assert [one.engine.clock.elsewhere for one in hub._models] == [(0.5, 0.0), (1.5, 0.0)]
+    told = [one.engine.metrics.refused for one in hub._models]
+    assert told == [[("max_queue_wait", 2)], [("max_queue_wait", 3)]]
+
+
+def test_a_step_of_one_model_goes_to_the_front_that_asked(hub: Any) -> None:
+    stats = EngineStats(1, 0, 0.0, 0, 0, 0, StepTimes())
+    hub._stepped("b", StepOutput(["1:0.0", "2:0.0", "3.0"], [5, 6, 7], {}, {}, {}, {}, stats))
+    (told,) = hub.made[0].sent
+    assert told.model == "b" and told.message.tokens == [5]
 
 
 def test_a_look_that_fails_is_not_the_last(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +179,7 @@ def test_a_look_that_fails_is_not_the_last(hub: Any, monkeypatch: pytest.MonkeyP
         raise ValueError
 
     monkeypatch.setattr(module, "LOOK_S", 0.0)
-    monkeypatch.setattr(hub, "_tell_standing", fail)
+    monkeypatch.setattr(hub, "tell_standing", fail)
 
     async def run() -> None:
         looking = asyncio.ensure_future(hub._look())

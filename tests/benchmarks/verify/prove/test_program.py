@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.verify.prove import Requirements, gpu_targets, prove
-from benchmarks.verify.prove.program import copied, counts
+from benchmarks.verify.prove.program import copied, counts, exchanged_indices, exchanges
 from tests.absent_devices import needs_gpu_compiler
 
 OWN = (
@@ -213,3 +213,37 @@ def test_a_program_of_an_absent_gpu_is_one_graph():
     )
     assert proof.counts.kernels["product"] == 8
     assert (proof.counts.graphs, proof.counts.outside) == (1, 0)
+
+
+EXCHANGES = """\
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (a: s32[64], x: bf16[64,32]) -> s32[64] {
+  %a = s32[64]{0} parameter(0)
+  %x = bf16[64,32]{1,0} parameter(1)
+  %some.1 = s32[8]{0} fusion(%a), kind=kLoop
+BEFORE
+  %sum.1 = bf16[8,32]{1,0} reduce-scatter(%x), dimensions={0}
+  %rows.1 = (s8[64,32]{1,0}, f32[64]{0}) all-gather(%sum.1, %scales.1), dimensions={0}
+  %logits.1 = ((f32[8,4]{1,0}), f32[8,4]{1,0}) all-to-all-start(%rows.1)
+  %logits.2 = f32[8,4]{1,0} all-to-all-done(%logits.1)
+  ROOT %tokens.1 = s32[64]{0} all-gather(%drawn.1), dimensions={0}
+}
+"""
+
+
+def test_indices_that_are_exchanged_before_tokens_are_drawn_are_found() -> None:
+    plain = EXCHANGES.replace("BEFORE\n", "")
+    assert exchanges(plain) == [
+        ("reduce-scatter", ["bf16[8,32]"]),
+        ("all-gather", ["s8[64,32]", "f32[64]"]),
+        ("all-to-all", ["f32[8,4]", "f32[8,4]"]),
+        ("all-gather", ["s32[64]"]),
+    ]
+    assert exchanged_indices(plain) == ()
+    every = "  %ids.1 = (f32[64,4]{1,0}, s32[64]{0}) all-gather(%angles.1, %some.1), dimensions={0}"
+    moved = "  %ids.2 = s32[8]{0} collective-permute(%some.1), source_target_pairs={{0,1}}"
+    assert exchanged_indices(EXCHANGES.replace("BEFORE", f"{every}\n{moved}")) == (
+        "all-gather of s32[64]",
+        "collective-permute of s32[8]",
+    )

@@ -50,6 +50,21 @@ def test_all_cases_of_a_touched_kernel_are_compiled_and_a_quick_run_is_no_longer
     assert cases_for("h200", kernels=frozenset()) == ()
 
 
+def test_held_out_cases_are_shared_out(capsys) -> None:
+    decode = frozenset({("decode", "mosaic_gpu")})
+    quick = set(cases_for("h200", quick=True))
+    shares = [
+        set(cases_for("h200", quick=True, kernels=decode, share=(first, 3))) - quick
+        for first in (1, 2, 3)
+    ]
+    whole = set(cases_for("h200", quick=True, kernels=decode)) - quick
+    assert set.union(*shares) == whole and sum(map(len, shares)) == len(whole)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    with pytest.raises(SystemExit):
+        command.main(["--share", "4/3"])
+    assert "'4/3': allowed is K/N with 1 <= K <= N" in capsys.readouterr().err
+
+
 def test_the_command_compiles_what_its_files_touch(monkeypatch, capsys) -> None:
     asked = []
     monkeypatch.setattr(command, "attempt", lambda name, *how: asked.append(name) or 1 / 0)
