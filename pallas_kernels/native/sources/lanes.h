@@ -63,23 +63,9 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
 }
 
 constexpr int64_t kTurnedWords = 16;  // of a row: a line, all of whose words are used while it is in the cache
-constexpr int64_t kPageBytes = 4096;
-
-// Brings 16 lines of the 16 rows from `next` on, unless it is null, into the second-level cache while word k of all
-// rows is multiplied by MR rows. They lie in four places: of one place few lines are under way at once, and where rows
-// share pages one line of each row meets a page several times. With AVX-512 that is faster for one or two rows of x and
-// rows of a page or more.
+// Whether `turned_products` of so many rows of x ask for a line of each row of the weight at a time.
 template <int MR>
-[[gnu::always_inline]] inline void bring_turned(const char* next, int64_t row_bytes, int64_t k) {
-  if (!next) return;
-  const bool by_rows = !JAXSERVE_PAIRS && MR <= 2 && row_bytes >= kPageBytes;
-  const int64_t apart = by_rows ? row_bytes : 64, done = by_rows ? 4 * k : 16 * k;
-#pragma GCC unroll 4
-  for (int place = 0; place < 4; ++place) {
-#pragma GCC unroll 4
-    for (int line = 0; line < 4; ++line) __builtin_prefetch(next + 4 * place * row_bytes + done + line * apart, 0, 2);
-  }
-}
+constexpr bool kTurnedByRows = !JAXSERVE_PAIRS && MR <= 2;
 
 // An element of a row that is no lane. Of bfloat16 it is a float32 where no instruction multiplies words: each is widened
 // once a call, not once for every 16 outputs.
@@ -160,7 +146,7 @@ inline void turned_products_of_floats(const float* const* rows, int64_t words, c
   std::fill_n(sums, MR, F32x16{});
   __m256i turned[kTurnedWords][2];
   for (int64_t k = 0; k < words; k += kTurnedWords) {
-    bring_turned<MR>(next, row_bytes, k);
+    if (next) bring_lines<16, kTurnedByRows<MR>>(next, row_bytes, k * 4);
     turn_words<0>(weight + k * 4, row_bytes, turned);
     turn_words<1>(weight + 8 * row_bytes + k * 4, row_bytes, turned);
     add_turned<Dot, MR>(rows, k, turned, reinterpret_cast<float*>(sums));
@@ -178,7 +164,7 @@ inline void turned_products(const FewElement<Dot>* const* rows, int64_t words, c
   const char* weight = reinterpret_cast<const char*>(block);
   const char* next = reinterpret_cast<const char*>(ahead);
   for (int64_t k0 = 0; k0 < words; k0 += kTurnedWords) {
-    bring_turned<MR>(next, row_bytes, k0);
+    if (next) bring_lines<16, kTurnedByRows<MR>>(next, row_bytes, k0 * 4);
     U32x16 square[16];
 #pragma GCC unroll 16
     for (int n = 0; n < 16; ++n) square[n] = load<U32x16>(weight + n * row_bytes + k0 * 4);
