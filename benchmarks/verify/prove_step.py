@@ -337,7 +337,8 @@ def requirements(
         if is_sparse and alone and step.num_decode <= TPU_GATHERED:
             a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
         elif plain:
-            a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if config.num_layers == 2 else 0)
+            counts_list = alone and config.num_layers == 2
+            a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if counts_list else 0)
     if a_layer is not None and not alone:
         a_layer += SPREAD_KERNELS
     return Requirements(

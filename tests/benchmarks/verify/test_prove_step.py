@@ -241,7 +241,7 @@ def test_sums_over_devices_are_kernels_of_a_quantised_layer() -> None:
 
     def limit(kind: str, quantization: str | None, step: Any = DECODE) -> int | None:
         spread = replace(
-            SETTING, kind=kind, shape="llama-3-70b", devices=8, quantization=quantization, layers=3
+            SETTING, kind=kind, shape="llama-3-70b", devices=8, quantization=quantization, layers=2
         )
         return requirements_of(spread, spread.backends(), step, POOL).a_layer
 
