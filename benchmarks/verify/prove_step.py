@@ -145,6 +145,12 @@ TPU_GATHERED = 256  # of such tokens: Mixtral's fit
 # a dense layer of quantised weights: four products, `split_rotate`, attention, and the orders of
 # what attention takes and gives; of two layers alone attention's list of work counts as theirs
 TPU_QUANTIZED_KERNELS, TPU_LIST_KERNELS = 8, 13
+# a layer of 16 bits, whose heads the kernel rotates: four products, `split_rotate`, attention, and
+# orders and slices around these; more where norms stand behind attention and the MLP. A sparse
+# layer with a prefill region, of which sorts, gathers and what brings results back are XLA's. Of
+# two layers alone attention's list of work counts as theirs: these are not limited
+TPU_KERNELS, TPU_NORMS_BEHIND, TPU_SORTED_KERNELS = 12, 4, 73
+TPU_HEADS = 128  # a multiple of which a head has there
 # the one program of a deterministic engine: slots, and tokens of prompts
 ONE_PROGRAM = wanted_shapes(64, 256, smallest_bucket=1)[0]
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -333,11 +339,19 @@ def requirements(
             a_layer += JOINED_KERNELS
         if is_dequantized:
             a_layer += DEQUANTIZED_KERNELS
-    if platform_of(setting.kind) == "tpu" and not step.num_prefill:
+    is_tpu = platform_of(setting.kind) == "tpu"
+    if is_tpu and alone and setting.quantization is None and config.num_layers > 2:
+        if is_sparse and step.num_prefill:
+            a_layer = TPU_SORTED_KERNELS
+        elif not (is_sparse or step.num_prefill or config.head_dim % TPU_HEADS):
+            gated = config.hidden_act in GATED_IN_PLACE
+            a_layer = TPU_KERNELS + (0 if gated else TPU_NORMS_BEHIND)
+    if is_tpu and not step.num_prefill:
         if is_sparse and alone and step.num_decode <= TPU_GATHERED:
             a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
         elif plain:
-            a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if config.num_layers == 2 else 0)
+            counts_list = alone and config.num_layers == 2
+            a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if counts_list else 0)
     if a_layer is not None and not alone:
         a_layer += SPREAD_KERNELS
     return Requirements(
