@@ -45,14 +45,22 @@ class Rows(NamedTuple):
     numbers: int
 
     def filled(self, platform: str, devices: int) -> int:
-        """Numbers with which rows of 4 bits, or a device's part of each, are filled up there."""
-        part, words = self.inputs // (devices if self.divided else 1), PIECE
+        """Numbers with which rows of 4 bits, or a device's part of each, are filled up there; on a
+        CPU by native kernels, which fill up none."""
         if platform not in ("gpu", "tpu"):
             return 0
-        if self.experts and platform == "tpu":
-            words = LENGTH_MULTIPLE
+        part = self._part(devices)
+        words = LENGTH_MULTIPLE if self.experts and platform == "tpu" else PIECE
         kept = NIBBLES * words * -(-packed_columns(part) // words)
         return self.numbers * (kept - part) // part
+
+    def fills_scales(self, platform: str, devices: int) -> bool:
+        """Whether their scales are filled up too: where there are words that no piece needs."""
+        beyond = packed_columns(self._part(devices)) % LENGTH_MULTIPLE != 0
+        return self.experts and platform == "tpu" and beyond
+
+    def _part(self, devices: int) -> int:
+        return self.inputs // (devices if self.divided else 1)
 
 
 class Numbers(NamedTuple):
@@ -196,9 +204,7 @@ def weight_bytes(
 
     def fill(rows: Rows) -> int:
         count = 0 if form.bits != 4 or in_file else rows.filled(platform, devices)
-        # scales are filled up with a TPU's experts alone
-        scaled = rows.experts and platform == "tpu"
-        return quantised(count, 0) if scaled else count // 2
+        return quantised(count, 0) if rows.fills_scales(platform, devices) else count // 2
 
     linear = quantised(numbers.linear, numbers.scales)
     experts = linear * numbers.experts // max(1, numbers.linear)

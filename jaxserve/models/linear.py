@@ -249,7 +249,7 @@ class Projection(nnx.Module):
 
     @property
     def norms_offset(self) -> bool:
-        """Whether its norm may have a factor of 1 + weight, which the native kernels have not."""
+        """Whether its norm may have a factor of 1 + weight, which native linear layers have not."""
         return self.backend != "native"
 
     def rounding(self, dtype: Any) -> Rounding | None:

@@ -24,7 +24,6 @@ from jaxserve.models.norms import RMSNorm
 from jaxserve.models.protocol import Layer, TokenRows
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel.spread import WHOLE, summed
-from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear import (
     Blocks,
@@ -106,10 +105,12 @@ class Experts(nnx.Module):
         """Why a backend does not multiply with the part of this weight that each device has, by the
         sharding of its elements; None: it does."""
         weight: Any = self.weight.get_value()
-        stored = weight.values if isinstance(weight, QuantArray) else weight
+        stored = whole = weight
+        if isinstance(weight, QuantArray):
+            stored = weight.values
+            whole = stored if weight.format.by_output else weight.operand_of_groups()
         shape = stored.sharding.shard_shape(stored.shape)[-3:]  # streamed layers have an axis more
-        part = jax.ShapeDtypeStruct(shape, stored.dtype)
-        return resolve("grouped_linear", backend).covers(part)
+        return refusal(whole, backend, jax.ShapeDtypeStruct(shape, stored.dtype))
 
     def __call__(
         self, x: jax.Array, sizes: jax.Array, *, backend: str, gated: bool = False

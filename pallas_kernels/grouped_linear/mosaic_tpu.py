@@ -50,7 +50,7 @@ from pallas_kernels.quantized_matmul.tpu_tiles import (
 # of the chip's own memory, for rows and likewise for results that are there as a whole: 256 tokens
 # of Mixtral's
 HELD_BYTES = 16 << 20
-VMEM_BYTES = 48 << 20  # that the kernel may have; the smallest chip, v5p, has 64 MiB
+VMEM_BYTES = 48 << 20  # that the kernel may have; a v5p has 64 MiB, a v5e and a v6e have 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,10 +70,10 @@ template <class V>
                                  29, 30, 31);
 }
 
-// Brings ROWS lines (a power of two) of as many rows of a weight from `rows` on into the second-level cache while those
-// before them are multiplied from byte `done` of a row on. Rows shorter than a page are read in four places, in each as
-// they lie: of one place few lines are under way at once, and a line of each row would meet a page several times. Longer
-// rows are read side by side, or, unless SIDE_BY_SIDE, likewise.
+// Brings ROWS lines (a power of two) of as many rows of a weight from `rows` on into the second-level cache while
+// those before them are multiplied from byte `done` of a row on. Rows are read in four places, in each as they lie:
+// of one place few lines are under way at once, and a line of each row would meet a page several times. With
+// SIDE_BY_SIDE rows of a page or more are read side by side.
 template <int ROWS, bool SIDE_BY_SIDE = true>
 [[gnu::always_inline]] inline void bring_lines(const void* rows, int64_t row_bytes, int64_t done) {
   constexpr int64_t page = 4096, line = 64, each = ROWS >= 4 ? ROWS / 4 : 1;  // rows a place

@@ -63,12 +63,12 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
 }
 
 constexpr int64_t kTurnedWords = 16;  // of a row: a line, all of whose words are used while it is in the cache
-// Whether `turned_products` of so many rows of x ask for a line of each row of the weight at a time.
+// Whether `turned_products` of so many rows of x ask for long rows of the weight side by side.
 template <int MR>
 constexpr bool kTurnedByRows = !JAXSERVE_PAIRS && MR <= 2;
 
-// An element of a row that is no lane. Of bfloat16 it is a float32 where no instruction multiplies words: each is widened
-// once a call, not once for every 16 outputs.
+// An element of a row that is no lane. Of bfloat16 it is a float32 where no instruction multiplies words: each is
+// widened once a call, not once for every 16 outputs.
 #if defined(__AVX512BF16__)
 template <class Dot>
 using FewElement = typename Dot::Activation;

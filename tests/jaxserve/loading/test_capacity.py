@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax
 import pytest
 
 from checkpoints import bundled_model_path
+from checkpoints.quantized import Encoding
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.loading import engine_plan
@@ -24,8 +26,10 @@ from jaxserve.loading.engine_build import load_engine
 from jaxserve.models.config_reader import model_config_of, read_model_config
 from jaxserve.models.known_shapes import HUB_IDS, SHAPES, shape_of
 from jaxserve.models.linear import LinearForm
+from jaxserve.models.quant_array import WeightFormat
 from jaxserve.models.weights import abstract_model
 from jaxserve.parallel.mesh import make_mesh
+from pallas_kernels.backends.mosaic_tpu import LENGTH_MULTIPLE
 from tests.tiny_models import CASES
 
 # the numbers of all but the last are counted for other tests too, and kept
@@ -73,8 +77,20 @@ def test_the_sums_are_those_of_the_arrays(quantization, shape, platform):
 
     leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
     held = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    found = weight_bytes(config, "bfloat16", quantization, platform=platform)
-    assert found.total == pytest.approx(held, rel=0.002)
+    sums = weight_bytes(config, "bfloat16", quantization, platform=platform)
+    assert sums.total == pytest.approx(held, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "devices", "filled"), [(768, 1, True), (768, 2, False), (1408, 1, False)]
+)
+def test_scales_are_filled_up_where_no_piece_needs_the_words(inputs, devices, filled):
+    """As `WeightFormat.kept_groups` has them: 6 groups of two halves of 768 inputs, 11 of 1,408."""
+    rows = Rows(inputs, experts=True, divided=True, numbers=inputs)
+    assert rows.fills_scales("tpu", devices) is filled
+    form = WeightFormat(Encoding("int4", group=128), native=False, experts=True, parts=devices)
+    kept = replace(form, words=LENGTH_MULTIPLE).kept_groups(inputs)
+    assert (kept > inputs // 128) is filled
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh
 
+from checkpoints.quantized import Encoding
 from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig, SparseMLP, uncovered_experts
 from jaxserve.models.protocol import TokenRows
+from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.weights import abstract_model
 from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS
@@ -133,6 +135,15 @@ def test_experts_that_no_kernel_multiplies_are_told(
     mesh: Any = AbstractMesh((1, devices), ("data", "model"))
     found = uncovered_experts(abstract_model(config, mesh, "bfloat16", form))
     assert found is None if told is None else told in str(found)
+
+
+def test_experts_of_8_bits_by_group_are_told() -> None:
+    mlp = make("mosaic_tpu")
+    grouped = WeightFormat(Encoding("fp8", group=128), native=False, experts=True)
+    shape = mlp.down.weight.get_value().shape
+    mlp.down.weight.set_value(QuantArray.empty((*shape[:2], 128), grouped))
+    told = mlp.down.refusal_of_part("mosaic_tpu")
+    assert told is not None and "by group" in str(told)
 
 
 @pytest.mark.slow
