@@ -268,7 +268,7 @@ def uncovered_experts(model: nnx.Module) -> str | None:
             backend = part.form.grouped
             for experts in (part.gate_up, part.down):
                 if (refusal := experts.refusal_of_part(backend)) is not None:
-                    return f"{backend} multiplies no parts of experts on a device with {refusal}"
+                    return f"for {backend}, of the part that a device has, {refusal}"
     return None
 
 

@@ -324,7 +324,8 @@ PROVED = (
     Proved("write_kv", "xla", GPU_CHIPS + TPU_CHIPS, (
         ProofCase(Attention(2048), quick=("a100", "v5e")),
         ProofCase(Attention(2048, pages="float8_e4m3fn"), kinds=SCALED),
-        ProofCase(Attention(2048, pages="int8"), kinds=SCALED, operation="write_kv_scaled"),
+        # on a TPU XLA brings all scales into another order for this: `xla_pages` writes them there
+        ProofCase(Attention(2048, pages="int8"), kinds=HOPPER_CHIPS, operation="write_kv_scaled"),
     )),
     Proved("threshold", "xla", GPU_CHIPS + TPU_CHIPS, (
         ProofCase(Sampling(16), quick=("v5e",)),
