@@ -133,12 +133,15 @@ JOINED_KERNELS = 1
 IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
+# more over several devices: two sums, and on a GPU what adds the parts of a product before each, on
+# a TPU what adds each to the stream
+SPREAD_KERNELS = 4
 # a sparse layer on one TPU, of tokens that the grouped products gather by themselves:
 # `split_rotate`, attention, `route`, two grouped products, four products of XLA's or two layers of
 # quantised weights, and what stands around these; and which rows live, once a step, behind the
 # first layer's attention: of two layers alone it counts as theirs
 TPU_SPARSE_KERNELS, TPU_LIVE_KERNELS = 14, 4
-TPU_GATHERED = 64  # of such tokens; more may be too large
+TPU_GATHERED = 256  # of such tokens: Mixtral's fit
 # a dense layer of quantised weights: four products, `split_rotate`, attention, and the orders of
 # what attention takes and gives; of two layers alone attention's list of work counts as theirs
 TPU_QUANTIZED_KERNELS, TPU_LIST_KERNELS = 8, 13
@@ -309,12 +312,16 @@ def requirements(
     instructions = {kernel: one.instruction for kernel, one in used.items() if one.instruction}
     a_layer = None
     counts_kernels = backends.rotate_and_write and not backends.one_program
-    if setting.devices == 1 and counts_kernels and None not in launches:
+    is_sparse, alone = isinstance(config, MoeConfig), setting.devices == 1
+    # a layer of quantised weights, of decode rows alone, that gates in its product
+    plain = not is_sparse and config.hidden_act in GATED_IN_PLACE
+    plain = plain and setting.quantization is not None and not step.num_prefill
+    if (alone or plain) and counts_kernels and None not in launches:
         a_layer = OTHER_KERNELS + sum(filter(None, launches))
         integers = setting.quantization == "int8"
         if integers or (setting.quantization == "fp8" and "mosaic_gpu" in backends.matmul):
             a_layer += ROUNDED_KERNELS
-        if integers and isinstance(config, MoeConfig):
+        if integers and is_sparse:
             a_layer += ROUNDED_EXPERTS
         if isinstance(config, MoeConfig):
             covers = resolve("route", backends.route[0]).covers
@@ -326,12 +333,13 @@ def requirements(
             a_layer += JOINED_KERNELS
         if is_dequantized:
             a_layer += DEQUANTIZED_KERNELS
-    alone = setting.devices == 1 and platform_of(setting.kind) == "tpu" and not step.num_prefill
-    if alone and isinstance(config, MoeConfig):
-        if step.num_decode <= TPU_GATHERED:
+    if platform_of(setting.kind) == "tpu" and not step.num_prefill:
+        if is_sparse and alone and step.num_decode <= TPU_GATHERED:
             a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
-    elif alone and setting.quantization is not None and config.hidden_act in GATED_IN_PLACE:
-        a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if config.num_layers == 2 else 0)
+        elif plain:
+            a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if config.num_layers == 2 else 0)
+    if a_layer is not None and not alone:
+        a_layer += SPREAD_KERNELS
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,

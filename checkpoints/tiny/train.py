@@ -82,6 +82,8 @@ class TrainConfig:
         # fewer with tools: what had fallen behind
         Tail(300, 7e-4, 16, (2048,), (256,), 10, 0.35, 3072),
         Tail(400, 4e-4, 16, (2048,), (256,), 0, 0.3, 3072),
+        # negative differences and max and min with both numbers of each step
+        Tail(1800, 1.5e-3, 12, (2048, 1024, 2048), (256,), 20, 0.3, 3072),
     )
     bfloat16: bool = True
     compiled: bool = True

@@ -63,6 +63,7 @@ from jaxserve.memory.tier import Landing
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.linear import dequantized_bytes
+from jaxserve.models.moe import uncovered_experts
 from jaxserve.models.protocol import Model
 from jaxserve.models.streamed import HELD, StreamedBlocks, streamed_bytes
 from jaxserve.parallel.placement import HOST, HostCopy, placed, put_away, taken_back
@@ -155,6 +156,8 @@ class Runner:
         if lost and backends.one_program and PINNED.keys() <= options.keys():
             allowed = f"False with jax {jax.__version__}, whose XLA does not know {', '.join(lost)}"
             raise ValidationError("deterministic", True, allowed)
+        if (uncovered := uncovered_experts(model)) is not None:
+            logger.warning("experts are multiplied by XLA, block after block: %s", uncovered)
         self._structure, self._leaves = split_model(model)
         # of the part that a device multiplies with
         dequantized = dequantized_bytes(model, backends.matmul, self._itemsize)

@@ -479,6 +479,7 @@ def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> Non
         share=share,
         devices=devices,
         token_bytes=row * model.num_layers,
+        platform=mesh.devices.flat[0].platform,
     )
     require_room(model, asked.model, config.model.dtype, quantization, room)
     longest = config.scheduler.max_model_len

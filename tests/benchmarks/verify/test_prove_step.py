@@ -236,6 +236,20 @@ def test_a_sparse_layer_may_launch_14_kernels_where_no_sort_is_needed() -> None:
     assert requirements_of(dense, dense.backends(), DECODE, POOL).a_layer == 8
 
 
+def test_sums_over_devices_are_kernels_of_a_quantised_layer() -> None:
+    """Two, and what adds before or behind them."""
+
+    def limit(kind: str, quantization: str | None, step: Any = DECODE) -> int | None:
+        spread = replace(
+            SETTING, kind=kind, shape="llama-3-70b", devices=8, quantization=quantization, layers=3
+        )
+        return requirements_of(spread, spread.backends(), step, POOL).a_layer
+
+    assert (limit("h200", "int4"), limit("h200", "fp8"), limit("h200", "int8")) == (13, 14, 14)
+    assert [limit("v6e", one) for one in ("int4", "fp8", "int8")] == [12, 12, 12]
+    assert limit("h200", None) is None and limit("h200", "int8", MIXED) is None
+
+
 def test_a_step_runs_in_a_program_of_the_device() -> None:
     one = prove_step.STEPS["decode[1]"]
     assert prove_step.program_of("h200", one) == one
