@@ -17,6 +17,7 @@ from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig, SparseMLP, uncovered_experts
 from jaxserve.models.protocol import TokenRows
 from jaxserve.models.weights import abstract_model
+from jaxserve.parallel.stages import Stage
 from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.errors import KernelError
@@ -133,6 +134,22 @@ def test_experts_that_no_kernel_multiplies_are_told(
     mesh: Any = AbstractMesh((1, devices), ("data", "model"))
     found = uncovered_experts(abstract_model(config, mesh, "bfloat16", form))
     assert found is None if told is None else told in str(found)
+
+
+def test_a_stage_is_asked_for_the_experts_of_its_own_layers() -> None:
+    config = model_config_of(
+        SETTINGS | {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2}
+    )
+    mesh: Any = AbstractMesh((1, 1), ("data", "model"))
+    form = replace(FORMS["mosaic_tpu"], quantization=None)
+    found = [
+        uncovered_experts(
+            abstract_model(config, mesh, "bfloat16", form, stage=Stage(mesh, *part, 2))
+        )
+        for part in ((0, 1), (1, 2))
+    ]
+    whole = uncovered_experts(abstract_model(config, mesh, "bfloat16", form))
+    assert found == [whole, whole] and whole is not None
 
 
 @pytest.mark.slow
