@@ -28,6 +28,7 @@ from jaxserve.config.profiler_config import ProfilerConfig
 from jaxserve.errors import ValidationError
 from jaxserve.llm_engine import LLMEngine
 from jaxserve.loading.live_weights import weights_of_folder, weights_of_tree
+from jaxserve.models import Model
 from jaxserve.models.store import save_model
 from jaxserve.observability.pictures import Pictures
 from jaxserve.outputs import (
@@ -213,15 +214,15 @@ class LLM(EngineCalls, Pictures):
             raise ValidationError("weights", "...", "no update while requests run")
         runner = self.client.engine.runner
         runner.require_one_process("update_weights")
-        load: Callable[[], Any] | None = None
+        load: Callable[[], list[Model]] | None = None
         if isinstance(weights, str | PathLike):
             mesh = make_mesh(self.config.asked.tensor_parallel_size)
             load = partial(weights_of_folder, weights, self._opened.plan, mesh)
-            model = load()
+            models = load()
         else:
-            model = weights_of_tree(weights, runner.weights())
+            models = [weights_of_tree(weights, runner.model())]
         self._opened.can_reload = load is not None
-        runner.set_weights(model, load or runner.weights)
+        runner.weights.set(models, load)
         self.client.reset_prefix_cache()
         self._requests.weights_version += 1
         return self._requests.weights_version
@@ -598,7 +599,7 @@ class LLM(EngineCalls, Pictures):
         if self._opened.plan.streamed:
             allowed = "none where a model is saved: a store has each layer apart"
             raise ValidationError("cpu_offload_gb", asked.cpu_offload_gb, allowed)
-        weights = self.client.engine.runner.weights()
+        weights = self.client.engine.runner.model()
         settings = self.config.model
         save_model(
             weights,

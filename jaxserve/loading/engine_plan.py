@@ -21,7 +21,6 @@ from jaxserve.errors import ValidationError
 from jaxserve.execution.encoder import Encoder
 from jaxserve.execution.host_memory import PINNED_LIMIT, RESERVE_BYTES, pinned_limit, share_of_host
 from jaxserve.execution.memory_plan import device_limit
-from jaxserve.execution.pipeline import PipelineRunner
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
 from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, gb, require_room, room_of, weights_at_most
@@ -169,17 +168,12 @@ class EnginePlan:
         )
         dtype = self.config.model.dtype
         stages = stages_of(mesh, self.model.num_layers)
-        if len(stages) > 1:
-            models = [
-                abstract_model(self.model, one.mesh, dtype, self.form, self.plan, one)
-                for one in stages
-            ]
-            return PipelineRunner(self.config, self.model, models, stages, kv_cache)
-        model = abstract_model(
-            self.model, mesh, dtype, self.form, self.plan, streamed=self.streamed
-        )
+        models = [
+            abstract_model(self.model, one.mesh, dtype, self.form, self.plan, one, self.streamed)
+            for one in stages
+        ]
         beside = self.encoder(mesh, loaded=False).device_bytes if self.has_encoder else 0
-        return Runner(self.config, self.model, model, mesh, kv_cache, beside=beside)
+        return Runner(self.config, self.model, models, stages, kv_cache, beside=beside)
 
 
 def decide(

@@ -53,7 +53,7 @@ def test_they_take_no_memory_of_the_plan(model_folder: Callable[..., Path], tmp_
         decided = decided_for(asked_for(tmp_path / "store", cpu_offload_gb=size))
         runners.append(decided.runner(make_mesh(1)))
     whole, less, none = (runner.demand().weights for runner in runners)
-    assert whole == runners[0].weight_bytes
+    assert whole == runners[0].weights.device_bytes
     assert whole - less == int(1e-4 * 2**30) and none == 0
 
 
@@ -84,11 +84,11 @@ def test_an_engine_on_mapped_weights_says_the_same(
     assert mapped_bytes(out) == 0
     llm = make_llm(out, cpu_offload_gb=1)
     runner = llm.client.engine.runner
-    assert mapped_bytes(out) > 0.9 * runner.weight_bytes > 0  # the norms become one array
+    assert mapped_bytes(out) > 0.9 * runner.weights.device_bytes > 0  # the norms become one array
     assert says(llm) == expected
     for level in (1, 2):
         llm.sleep(level)
-        assert runner._kept_weights is None, "they are in the files"
+        assert runner.weights.stages[0].kept is None, "they are in the files"
         if level == 1:  # what was loaded comes back, whatever is in the folder
             out.rename(tmp_path / "aside")
             out.mkdir()

@@ -154,16 +154,16 @@ def test_weights_on_the_host_give_the_same_tokens(
         streamed = replace(decided, streamed=count)
         engine = built(streamed)
         runner = engine.runner
-        on_host = [leaf for leaf in runner._leaves if leaf.sharding.memory_kind == HOST]
+        on_host = [leaf for leaf in runner.weights.leaves if leaf.sharding.memory_kind == HOST]
         layer = streamed_bytes(abstract(decided)) // decided.model.num_layers
         assert sum(leaf.nbytes for leaf in on_host) == count * layer
-        assert whole.weight_bytes - runner.weight_bytes == count * layer
+        assert whole.weights.device_bytes - runner.weights.device_bytes == count * layer
         assert runner.demand().temporaries - whole.demand().temporaries == HELD * layer
-        assert runner.host_weight_bytes == count * layer
+        assert runner.weights.host_bytes == count * layer
         assert tokens(engine) == expected
         for keep in (True, False):
             runner.put_away_weights(keep=keep)
-            stayed = [id(leaf) for leaf in runner._leaves if isinstance(leaf, jax.Array)]
+            stayed = [id(leaf) for leaf in runner.weights.leaves if isinstance(leaf, jax.Array)]
             assert stayed == [id(leaf) for leaf in on_host if keep], "no copy of them is made"
             runner.take_back_weights()
             assert tokens(engine) == expected
@@ -179,7 +179,7 @@ def test_pages_of_the_host_have_what_the_weights_leave(
     pages = 7 * runner.cache.page_bytes(1)
     asked = replace(decided.config.asked, kv_offloading_size=pages / GIB)
     monkeypatch.setattr(tier_plan, "device_limit", lambda _: GIB)
-    needed = runner.host_weight_bytes + pages
+    needed = runner.weights.host_bytes + pages
     monkeypatch.setattr(tier_plan, "share_of_host", lambda _: needed)
     assert tier_plan.plan_host_pages(asked, runner, mesh) == 7
     monkeypatch.setattr(tier_plan, "share_of_host", lambda _: needed - 1)
@@ -208,8 +208,8 @@ def test_an_llm_takes_new_weights_on_the_host_and_writes_no_store(
 
     llm = LLM(str(model_folder(CASE)), **SETTINGS)
     runner = llm.client.engine.runner
-    assert llm.footprint.weight_bytes > runner.weight_bytes
-    stacks = {x.shape for x in runner._leaves if x.sharding.memory_kind == HOST}
+    assert llm.footprint.weight_bytes > runner.weights.device_bytes
+    stacks = {x.shape for x in runner.weights.leaves if x.sharding.memory_kind == HOST}
     monkeypatch.setattr(jnp, "asarray", recorded)
     prompt, params = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(temperature=0, max_tokens=5)
 
@@ -222,7 +222,7 @@ def test_an_llm_takes_new_weights_on_the_host_and_writes_no_store(
     assert tokens() != before
     assert llm.update_weights(given) == 2
     assert tokens() == before
-    assert {x.shape for x in runner._leaves if x.sharding.memory_kind == HOST} == stacks
+    assert {x.shape for x in runner.weights.leaves if x.sharding.memory_kind == HOST} == stacks
     assert on_device and not stacks & set(on_device), "no stack was on the device"
     with pytest.raises(ValidationError, match=r"cpu_offload_gb.*none where a model is saved"):
         llm.save(tmp_path / "store")
