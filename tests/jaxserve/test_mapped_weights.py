@@ -10,36 +10,14 @@ import jax
 import pytest
 
 from checkpoints import CheckpointError
-from jaxserve import EngineConfig, SamplingParams
+from jaxserve import SamplingParams
 from jaxserve.errors import ValidationError
 from jaxserve.execution.runner import Runner
 from jaxserve.jobs.convert import convert
-from jaxserve.loading.engine_plan import check_offload
 from jaxserve.parallel.mesh import make_mesh
 from tests.jaxserve.loading.test_engine_plan import CASE, asked_for, decided_for
 
 MIB = 1 << 20
-
-
-def asked(**settings: Any) -> EngineConfig:
-    return EngineConfig(model="m", cpu_offload_gb=4, **settings)
-
-
-@pytest.mark.parametrize(
-    ("platform", "settings", "is_stored", "named"),
-    [
-        ("cuda", {}, True, "cpu_offload_gb=4.* none on platform cuda"),
-        ("tpu", {}, True, "cpu_offload_gb=4.* none on platform tpu"),
-        ("cpu", {}, False, "cpu_offload_gb=4.*is no store.*jaxserve convert"),
-        ("cpu", {"tensor_parallel_size": 2}, True, "cpu_offload_gb=4.*tensor_parallel_size is 1"),
-    ],
-)
-def test_where_no_weights_stay_in_files_it_is_refused_by_name(
-    platform: str, settings: dict[str, Any], is_stored: bool, named: str
-) -> None:
-    with pytest.raises(ValidationError, match=named):
-        check_offload(asked(**settings), platform, is_stored=is_stored)
-    check_offload(asked(), "cpu", is_stored=True)
 
 
 @pytest.mark.slow
