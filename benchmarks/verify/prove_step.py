@@ -61,6 +61,7 @@ from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
 from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.device_state import DeviceState, StateShape
+from jaxserve.execution.device_weights import bytes_on_device
 from jaxserve.execution.features import FAST, FULL_DECODE, Facts, draws_on, make_features
 from jaxserve.execution.features.images import Images
 from jaxserve.execution.memory_plan import (
@@ -69,7 +70,6 @@ from jaxserve.execution.memory_plan import (
 )
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import MOST_SPECIAL, lanes_for, wanted_shapes
-from jaxserve.execution.runner import bytes_on_device
 from jaxserve.execution.step import StepSpec, run_step
 from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape

@@ -103,8 +103,10 @@ class Experts(nnx.Module):
 
     def refusal_of_part(self, backend: str) -> KernelError | None:
         """Why a backend does not multiply with the part of this weight that each device has, by the
-        sharding of its elements; None: it does."""
+        sharding of its elements; None: it does, or another stage has this weight."""
         weight: Any = self.weight.get_value()
+        if weight is None:
+            return None
         stored = whole = weight
         if isinstance(weight, QuantArray):
             stored = weight.values

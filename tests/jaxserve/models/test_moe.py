@@ -19,6 +19,7 @@ from jaxserve.models.moe import MoeConfig, SparseMLP, uncovered_experts
 from jaxserve.models.protocol import TokenRows
 from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.weights import abstract_model
+from jaxserve.parallel.stages import Stage
 from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.errors import KernelError
@@ -144,6 +145,22 @@ def test_experts_of_8_bits_by_group_are_told() -> None:
     mlp.down.weight.set_value(QuantArray.empty((*shape[:2], 128), grouped))
     told = mlp.down.refusal_of_part("mosaic_tpu")
     assert told is not None and "by group" in str(told)
+
+
+def test_a_stage_is_asked_for_the_experts_of_its_own_layers() -> None:
+    config = model_config_of(
+        SETTINGS | {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2}
+    )
+    mesh: Any = AbstractMesh((1, 1), ("data", "model"))
+    form = replace(FORMS["mosaic_tpu"], quantization=None)
+    found = [
+        uncovered_experts(
+            abstract_model(config, mesh, "bfloat16", form, stage=Stage(mesh, *part, 2))
+        )
+        for part in ((0, 1), (1, 2))
+    ]
+    whole = uncovered_experts(abstract_model(config, mesh, "bfloat16", form))
+    assert found == [whole, whole] and whole is not None
 
 
 @pytest.mark.slow
