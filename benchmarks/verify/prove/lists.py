@@ -299,6 +299,9 @@ PROVED = (
         ProofCase(Experts(16, inputs=2048, outputs=1536, gated=True)),
         ProofCase(Experts(16, inputs=2048, outputs=1536, weight="int8", gated=True)),
         ProofCase(Experts(16, weight="fp8")),
+        # the most tokens whose rows and results are held
+        ProofCase(Experts(896, inputs=2048, outputs=1536, gated=True)),
+        ProofCase(Experts(2048)),
         # Mixtral's
         ProofCase(Experts(16, 8, 2, 4096, 28672, weight="fp8", gated=True)),
         ProofCase(Experts(256, 8, 2, 4096, 28672, weight="int8", gated=True)),
