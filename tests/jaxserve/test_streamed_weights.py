@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.loading import engine_build, tier_plan
 from jaxserve.loading.engine_plan import decide
-from jaxserve.models.streamed import HELD, streamed_bytes, streamed_layers
+from jaxserve.models.streamed import HELD, streamed_bytes, streamed_layers, with_streamed
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.parallel.placement import HOST
 from jaxserve.parallel.platform import kind_of
@@ -54,6 +55,17 @@ def test_no_weights_are_on_the_host_without_an_engine(
     config = EngineConfig(model=str(model_folder(CASE)), cpu_offload_gb=2)
     with pytest.raises(ValidationError, match=r"cpu_offload_gb=2.*none without an engine"):
         engine_build.load_bare(config)
+
+
+@pytest.mark.parametrize("case", [CASE, "mixtral"])
+def test_all_but_vectors_and_routers_stay_on_the_host(
+    case: str, model_folder: Callable[..., Path]
+) -> None:
+    model = with_streamed(abstract(decided_for(asked_for(model_folder(case)))), 2)
+    for place, variable in nnx.to_flat_state(nnx.state(model.streamed, nnx.Param)):
+        (stack,) = jax.tree.leaves(variable.get_value())
+        is_small = stack.ndim == 2 or "router" in place  # [layers, numbers]
+        assert (stack.sharding.memory_kind == HOST) != is_small, place
 
 
 @pytest.mark.parametrize("case", ["gemma3", "qwen3_moe"])
