@@ -150,9 +150,9 @@ def test_a_start_leaves_no_second_runner(start: Start) -> None:
     made: list[weakref.ref[Runner]] = []
     original = Runner.__init__
 
-    def noted(runner: Runner, *args: Any) -> None:
+    def noted(runner: Runner, *args: Any, **named: Any) -> None:
         made.append(weakref.ref(runner))
-        original(runner, *args)
+        original(runner, *args, **named)
 
     start._patch.setattr(Runner, "__init__", noted)
     llm = start(limit=120 * MIB, temporaries=0, max_num_seqs=16, max_model_len=None)
