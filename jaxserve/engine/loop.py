@@ -91,7 +91,7 @@ class Engine:
         self._counts = EngineCounts(scheduler, cost, encoder)
         self._clock = StepClock()
         self._busy = BusyWindow() if busy is None else busy
-        told = grammars, scheduler.force, runner.write_rows, runner.stages[-1].more.put, encoder
+        told = grammars, scheduler.force, runner.write_rows, runner.put_state, encoder
         self.features = EngineFeatures(runner.features, runner.ropes, *told)
         self._beams = BeamGroups(scheduler, self.features.ended)
         self._arrivals = RequestIntake(scheduler, self.features, self._beams, self._clock)

@@ -318,6 +318,10 @@ class Runner:
         ]
         return self.programs.add_variant(every)
 
+    def put_state(self, feature: str, tree: Any) -> None:
+        """Replace the state of an `on_demand` feature; steps that are dispatched read the old."""
+        self.stages[-1].more.put(feature, tree)
+
     def listen(self, listener: Callable[[Command], None]) -> None:
         """Have every command told before it runs.
 
@@ -399,8 +403,7 @@ class Runner:
 
     def _tell(self, name: str, operand: Sequence[int] | np.ndarray = ()) -> None:
         if self._listener is not None:
-            told = np.asarray(operand, np.int32)
-            self._listener(Command(self._num_commands, name, told))
+            self._listener(Command(self._num_commands, name, np.asarray(operand, np.int32)))
         self._num_commands += 1
 
     def _send(self, name: str, program: Program | None, operand: np.ndarray) -> Any:

@@ -100,10 +100,7 @@ class StepCompiler:
         return blob, ResultLayout(shape, features, self.facts)
 
     def operands(self, layout: BlobLayout, state: StateShape) -> tuple[Any, ...]:
-        """What a program is called with: parameters, and the shapes of all else.
-
-        That is buffers, state and blob, and [T, E] where there is a stage before.
-        """
+        """What a program is called with: parameters, shapes, [T, E] where a stage is before it."""
         shape, blob = layout.shape, self._blob(layout.size)
         operands = self.own.leaves, self.buffers.shapes(), self.abstract(state), blob
         if not self.stage.start:
