@@ -110,7 +110,8 @@ class Experts(nnx.Module):
         stored = whole = weight
         if isinstance(weight, QuantArray):
             stored = weight.values
-            whole = stored if weight.format.by_output else weight.operand_of_groups()
+            plain = weight.format.native or weight.format.by_output
+            whole = stored if plain else weight.operand_of_groups()
         shape = stored.sharding.shard_shape(stored.shape)[-3:]  # streamed layers have an axis more
         return refusal(whole, backend, jax.ShapeDtypeStruct(shape, stored.dtype))
 

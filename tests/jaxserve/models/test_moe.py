@@ -138,6 +138,14 @@ def test_experts_that_no_kernel_multiplies_are_told(
     assert found is None if told is None else told in str(found)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
+def test_native_kernels_multiply_all_experts(quantization: str | None) -> None:
+    config = model_config_of(SETTINGS | {"hidden_size": 128, "intermediate_size": 128})
+    form = replace(FORMS["native"], quantization=quantization)
+    mesh: Any = AbstractMesh((1, 1), ("data", "model"))
+    assert uncovered_experts(abstract_model(config, mesh, "bfloat16", form)) is None
+
+
 def test_experts_of_8_bits_by_group_are_told() -> None:
     mlp = make("mosaic_tpu")
     grouped = WeightFormat(Encoding("fp8", group=128), native=False, experts=True)
