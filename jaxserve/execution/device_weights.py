@@ -87,7 +87,7 @@ class DeviceWeights:
         """
         self._load = load
         for stage, model in zip(self.stages, models, strict=True):
-            _, stage.leaves = split_model(model)
+            (_, stage.leaves), stage.kept = split_model(model), None
 
     def model(self) -> Model:
         """The model with its parameters, of the one stage that there is."""
@@ -123,9 +123,9 @@ class DeviceWeights:
 
     def take_back(self) -> None:
         """Have those that were put away on the devices again."""
-        if all(isinstance(leaf, jax.Array) for leaf in self.leaves):
-            return  # they stayed
         for stage in self.stages:
+            if all(isinstance(leaf, jax.Array) for leaf in stage.leaves):
+                continue  # they stayed, or came back before another stage's failed
             if stage.kept is None:  # then no stage's were kept
                 assert self._load is not None
                 self.set(self._load(), self._load)

@@ -85,7 +85,8 @@ class StepCompiler:
             backends: the kernels.
         """
         made = [(feature.name, feature.options) for feature in features]
-        static = repr((decided, made, self.facts.num_logprobs))
+        layers = self.stage.start, self.stage.stop
+        static = repr((decided, made, self.facts.num_logprobs, layers))
         modules = {type(part).__module__ for part in (*features, self.model)}
         named = self.model.architecture, backends.decode, backends.prefill
         modules.update(name.partition(":")[0] for name in named if ":" in name)

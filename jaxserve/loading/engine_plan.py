@@ -162,7 +162,8 @@ class EnginePlan:
             abstract_model(self.model, one.mesh, dtype, self.form, self.plan, one, self.streamed)
             for one in stages
         ]
-        beside = self.encoder(mesh, loaded=False).device_bytes if self.has_encoder else 0
+        encodes = self.has_encoder and len(stages) == 1  # a runner of several refuses images
+        beside = self.encoder(mesh, loaded=False).device_bytes if encodes else 0
         return Runner(self.config, self.model, models, stages, kv_cache, beside=beside)
 
 

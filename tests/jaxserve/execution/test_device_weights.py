@@ -12,10 +12,12 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxserve.execution import device_weights
 from jaxserve.execution.device_weights import DeviceWeights
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.mesh import make_mesh
+from jaxserve.parallel.placement import taken_back
 from tests.jaxserve.execution.test_parameters import config, numbered
 
 
@@ -51,6 +53,26 @@ def test_what_the_host_keeps_comes_back_and_is_not_read_again() -> None:
     assert not any(isinstance(leaf, jax.Array) for leaf in held.leaves)
     held.take_back()
     assert same(numbers(held), before)
+    assert all(stage.kept is None for stage in held.stages)
+
+
+def test_what_could_not_come_back_comes_with_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = weights(model(1), model(2))
+    before = numbers(held)
+    held.put_away(keep=True)
+    calls: list[int] = []
+
+    def once_too_many(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        return taken_back(*given)
+
+    monkeypatch.setattr(device_weights, "taken_back", once_too_many)
+    with pytest.raises(MemoryError):
+        held.take_back()
+    held.take_back()
+    assert len(calls) == 3 and same(numbers(held), before)
     assert all(stage.kept is None for stage in held.stages)
 
 
