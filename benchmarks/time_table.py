@@ -117,8 +117,10 @@ def _read_again(setting: Setting, rows: int) -> float:
 
 
 def _unfilled(setting: Setting) -> Setting:
-    """The same on a device that is told of nothing but its rates: rows of 4 bits are not filled up,
-    and nothing stands between kernels or travels."""
+    """The same setting on a device of which the rates alone count.
+
+    `Roofline` then fills up no rows of 4 bits, and adds no time of launches or links.
+    """
     told = replace(setting.device, platform="", launch=0.0, hop=0.0, link=math.inf)
     return replace(setting, device=told)
 

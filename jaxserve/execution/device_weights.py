@@ -145,7 +145,11 @@ class DeviceWeights:
                 self._readers_left.notify_all()
 
     def close(self) -> None:
-        """Let go of them once nobody reads them; whoever begins to read must know that they go."""
+        """Wait until no thread is within `reading`, then drop the parameters.
+
+        `Runner.close` has made `check_alive` raise before it calls this, so a thread that enters
+        `reading` afterwards does not take them.
+        """
         with self._readers_left:
             self._readers_left.wait_for(lambda: self._num_readers == 0)
         for stage in self.stages:

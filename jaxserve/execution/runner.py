@@ -468,7 +468,7 @@ class Runner:
         self.programs.close()
         if self._death is None:
             self._death = "the engine was closed: make a new one", None
-        self.weights.close()
+        self.weights.close()  # after `check_alive` raises: see there
         for stage in self.stages:
             stage.close()
         self._buffers.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.execution import step_compiler
 from jaxserve.execution.device_weights import DeviceWeights
 from jaxserve.execution.features import make_features
+from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_compiler import StepCompiler, step_options
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.parallel.stages import Stage
@@ -21,6 +23,7 @@ from tests.jaxserve.execution.engine_facts import FACTS, fast
 
 def test_weights_that_are_given_back_are_not_traced() -> None:
     def dead() -> None:
+        assert weights._num_readers == 1, "`close` waits from before the question"
         raise EngineDeadError("the engine was closed")
 
     weights = DeviceWeights([])
@@ -39,7 +42,14 @@ def test_weights_that_are_given_back_are_not_traced() -> None:
     state.cache.groups = SimpleNamespace(pages=SimpleNamespace(num_groups=1))
     with pytest.raises(EngineDeadError, match="closed"):
         compiler.program(fast(2), make_features(FACTS), state)
-    weights.close()  # nobody reads any more
+    weights.close()  # returns: the compiler has left `reading`
+
+
+def test_a_runner_is_dead_before_its_weights_go() -> None:
+    runner: Any = MagicMock(_death=None, stages=[])
+    runner.weights.close.side_effect = lambda: Runner.check_alive(runner)
+    with pytest.raises(EngineDeadError, match="closed"):
+        Runner.close(runner)
 
 
 @pytest.mark.parametrize(
