@@ -51,8 +51,11 @@ PHASES = ("plan", "pack", "dispatch", "commit", "detokenise")
 
 def stub_program(runner: Runner, shape: StepShape) -> Program:
     """A program with the operands and results of the real one, that computes nothing."""
-    layout = runner.layouts(shape)[0]
-    result = runner.layouts(replace(shape, features=frozenset(), num_special=0))[1]
+    (stage,) = runner.stages
+    of_engine = runner.features, runner.cache
+    layout = stage.compiler.layouts(shape, *of_engine)[0]
+    bare = replace(shape, features=frozenset(), num_special=0)
+    result = stage.compiler.layouts(bare, *of_engine)[1]
 
     def step(
         leaves: tuple[jax.Array, ...], buffers: dict[str, Any], state: DeviceState, blob: jax.Array
@@ -66,7 +69,8 @@ def stub_program(runner: Runner, shape: StepShape) -> Program:
         outputs = StepOutputs(tokens % VOCAB, given.length)
         return state._replace(lengths=lengths), result.write(Result(outputs, {})), {}
 
-    compiled = jax.jit(step, donate_argnums=2).lower(*runner.operands(layout)).compile()
+    operands = stage.compiler.operands(layout, runner.state_shape())
+    compiled = jax.jit(step, donate_argnums=2).lower(*operands).compile()
     return Program(layout, result, compiled, 0)
 
 

@@ -64,7 +64,7 @@ def measure(**settings: Any) -> dict[str, float]:
 
     loaded = load_engine(EngineConfig(**(SIZES | settings)), progress=progress)
     found["ready"] = peak_bytes()
-    found["weights"] = loaded.engine.runner.weight_bytes
+    found["weights"] = loaded.engine.runner.weights.device_bytes
     found["wall_s"], found["cpu_s"] = time.monotonic() - begin, time.process_time() - cpu
     return found
 

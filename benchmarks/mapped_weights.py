@@ -77,7 +77,7 @@ def serve(store: str, offload: float, limit: float, tokens: int) -> dict[str, An
         begin, processor = time.monotonic(), time.process_time()
         said = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
         seconds, cpu_seconds = time.monotonic() - begin, time.process_time() - processor
-        weights = llm.client.engine.runner.weight_bytes
+        weights = llm.client.engine.runner.weights.device_bytes
     except ValidationError as error:
         return {"refused": str(error)}
     finally:

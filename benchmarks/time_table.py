@@ -12,7 +12,6 @@ import numpy as np
 from benchmarks.memory_table import StepProof
 from benchmarks.verify.prove import device_name
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.loading.capacity import numbers_of, weight_bytes
 from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.known_shapes import SHAPES
 from jaxserve.models.moe import MoeConfig
@@ -20,9 +19,7 @@ from jaxserve.scheduling.plan import StepPlan
 from jaxserve.simulation.devices import DEVICES
 from jaxserve.simulation.setting import Setting, settle
 from jaxserve.simulation.step_time import LOGITS_PASSES, Rates, Roofline
-from pallas_kernels.backends.mosaic_tpu import LENGTH_MULTIPLE
 from pallas_kernels.grouped_linear.blocks import GPU_SIZES, TPU_SIZES, Sizes, block_size
-from pallas_kernels.quantized_matmul.formats import NIBBLES
 
 CONTEXT = 1024  # tokens of every decode row
 SLOTS = 256  # of the engine whose steps are proved
@@ -107,22 +104,25 @@ def blocks_per_expert(model: MoeConfig, tokens: int, sizes: Sizes = GPU_SIZES) -
 
 def _read_again(setting: Setting, rows: int) -> float:
     """Bytes of experts' matrices that further blocks of an expert read, and with which rows of 4
-    bits are filled up on a TPU."""
-    model = setting.model
+    bits are filled up."""
+    model, least = setting.model, _unfilled(setting).weights
+    held = setting.weights
+    filled = held.linear - least.linear - (held.experts - least.experts)  # of no experts
     if not isinstance(model, MoeConfig):
-        return 0.0
-    numbers = numbers_of(model)
-    linear = weight_bytes(model, setting.config.model.dtype, setting.quantization).linear
+        return filled / setting.devices
+    sizes = TPU_SIZES if setting.device.platform == "tpu" else GPU_SIZES
     chosen = 1.0 - (1.0 - model.experts_per_token / model.num_experts) ** rows
-    read = linear * numbers.experts / numbers.linear * chosen / setting.devices
-    if setting.device.platform != "tpu":
-        return read * (blocks_per_expert(model, rows) - 1.0)
-    filled = 1.0
-    if setting.quantization == "int4":
-        # of three matrices of one size the one whose inputs are the inner dimension
-        unit, inputs = NIBBLES * LENGTH_MULTIPLE, model.expert_size // setting.devices
-        filled += (-inputs % unit) / inputs / 3
-    return read * (filled * blocks_per_expert(model, rows, TPU_SIZES) - 1.0)
+    read = held.experts * blocks_per_expert(model, rows, sizes) - least.experts
+    return (filled + chosen * read) / setting.devices
+
+
+def _unfilled(setting: Setting) -> Setting:
+    """The same setting on a device of which the rates alone count.
+
+    `Roofline` then fills up no rows of 4 bits, and adds no time of launches or links.
+    """
+    told = replace(setting.device, platform="", launch=0.0, hop=0.0, link=math.inf)
+    return replace(setting, device=told)
 
 
 def estimate(step: StepProof) -> Estimate | None:
@@ -135,7 +135,7 @@ def estimate(step: StepProof) -> Estimate | None:
     if counts is None or not counts.a_layer or setting is None or rows is None:
         return None
     model, device = setting.model, setting.device
-    free = replace(setting, device=replace(device, launch=0.0, hop=0.0, link=math.inf))
+    free = _unfilled(setting)
 
     def seconds(rates: Rates) -> float:
         return Roofline(free, rates).of(_plan(rows), 0).device

@@ -9,7 +9,6 @@ from benchmarks.devices import workloads
 from jaxserve.bench.device_limits import Limits
 from jaxserve.bench.workloads import bytes_moved, fixed, flops_of_items
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.loading.capacity import weight_bytes
 from jaxserve.loading.engine_build import Footprint
 from jaxserve.simulation.devices import DEVICES
 from jaxserve.simulation.report import report_of
@@ -37,8 +36,7 @@ def estimate(kind: str, shape: str, batch: int, length: int) -> dict[str, Any]:
         load.requests()
     )
     report = report_of(served, [50.0])
-    weights = weight_bytes(model, setting.config.model.dtype, setting.quantization)
-    footprint = Footprint(weights.read, setting.token_bytes)
+    footprint = Footprint(setting.weights.read, setting.token_bytes)
     items = fixed(batch, length, length, model.vocab_size, 0)
     moved = bytes_moved(items, 1, served.num_steps, model, footprint)
     seconds, flops = report["duration"], flops_of_items(items, 1, model, 0)

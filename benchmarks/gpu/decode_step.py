@@ -177,9 +177,10 @@ def compiling_only(found: list[Case], seconds: dict[str, float]) -> Iterator[Non
 def without_graphs(bed: Bed, shape: StepShape) -> Iterator[None]:
     """In this block steps of a shape run on a program that is launched kernel by kernel."""
     runner = bed.llm.client.engine.runner
-    options = {**runner.compiler_options, **NO_GRAPHS}
+    (stage,) = runner.stages
+    options = {**stage.compiler.options, **NO_GRAPHS}
     begin = time.perf_counter()
-    with mock.patch.object(runner, "compiler_options", options):
+    with mock.patch.object(stage.compiler, "options", options):
         program = runner.compile_program(shape)
     bed.compile_s[f"{shape.name}, no graphs"] = time.perf_counter() - begin
     kept = runner.programs.substitute(shape, program)

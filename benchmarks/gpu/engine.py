@@ -21,7 +21,7 @@ from benchmarks.model_shapes import TINY, write_config
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.workloads import WorkItem, fixed
 from jaxserve.client.engine_client import LocalClient
-from jaxserve.execution import runner
+from jaxserve.execution import step_compiler
 from jaxserve.models import dummy
 from pallas_kernels import Backends
 
@@ -72,7 +72,7 @@ def on_road(folder: Path, road: str, **settings: Any) -> LLM:
 
 
 @contextmanager
-def compiling_with(options: dict[str, Any], module: ModuleType = runner) -> Iterator[None]:
+def compiling_with(options: dict[str, Any], module: ModuleType = step_compiler) -> Iterator[None]:
     """Within the block a module's compilations with the engine's XLA options have these as well."""
     plain: Callable[..., Any] = module.compiler_options
 

@@ -116,7 +116,7 @@ def measure(job: Job) -> Measured:
 
 def leaves(llm: LLM) -> dict[str, Any]:
     """The arrays of the engine's model, by name."""
-    return named_leaves(llm.client.engine.runner.weights())
+    return named_leaves(llm.client.engine.runner.model())
 
 
 def of_layers(sizes: Iterable[tuple[str, int]]) -> int:

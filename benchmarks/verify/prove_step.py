@@ -61,6 +61,7 @@ from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
 from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.device_state import DeviceState, StateShape
+from jaxserve.execution.device_weights import bytes_on_device
 from jaxserve.execution.features import FAST, FULL_DECODE, Facts, draws_on, make_features
 from jaxserve.execution.features.images import Images
 from jaxserve.execution.memory_plan import (
@@ -69,7 +70,6 @@ from jaxserve.execution.memory_plan import (
 )
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import MOST_SPECIAL, lanes_for, wanted_shapes
-from jaxserve.execution.runner import bytes_on_device
 from jaxserve.execution.step import StepSpec, run_step
 from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
@@ -133,15 +133,24 @@ JOINED_KERNELS = 1
 IMAGE_KERNELS, AHEAD_KERNELS = 2, 6
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
+# more over several devices: two sums, and on a GPU what adds the parts of a product before each, on
+# a TPU what adds each to the stream
+SPREAD_KERNELS = 4
 # a sparse layer on one TPU, of tokens that the grouped products gather by themselves:
 # `split_rotate`, attention, `route`, two grouped products, four products of XLA's or two layers of
 # quantised weights, and what stands around these; and which rows live, once a step, behind the
 # first layer's attention: of two layers alone it counts as theirs
 TPU_SPARSE_KERNELS, TPU_LIVE_KERNELS = 14, 4
-TPU_GATHERED = 64  # of such tokens; more may be too large
+TPU_GATHERED = 256  # of such tokens: Mixtral's fit
 # a dense layer of quantised weights: four products, `split_rotate`, attention, and the orders of
 # what attention takes and gives; of two layers alone attention's list of work counts as theirs
 TPU_QUANTIZED_KERNELS, TPU_LIST_KERNELS = 8, 13
+# a layer of 16 bits, whose heads the kernel rotates: four products, `split_rotate`, attention, and
+# orders and slices around these; more where norms stand behind attention and the MLP. A sparse
+# layer with a prefill region, of which sorts, gathers and what brings results back are XLA's. Of
+# two layers alone attention's list of work counts as theirs: these are not limited
+TPU_KERNELS, TPU_NORMS_BEHIND, TPU_SORTED_KERNELS = 12, 4, 73
+TPU_HEADS = 128  # a multiple of which a head has there
 # the one program of a deterministic engine: slots, and tokens of prompts
 ONE_PROGRAM = wanted_shapes(64, 256, smallest_bucket=1)[0]
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -309,12 +318,16 @@ def requirements(
     instructions = {kernel: one.instruction for kernel, one in used.items() if one.instruction}
     a_layer = None
     counts_kernels = backends.rotate_and_write and not backends.one_program
-    if setting.devices == 1 and counts_kernels and None not in launches:
+    is_sparse, alone = isinstance(config, MoeConfig), setting.devices == 1
+    # a layer of quantised weights, of decode rows alone, that gates in its product
+    plain = not is_sparse and config.hidden_act in GATED_IN_PLACE
+    plain = plain and setting.quantization is not None and not step.num_prefill
+    if (alone or plain) and counts_kernels and None not in launches:
         a_layer = OTHER_KERNELS + sum(filter(None, launches))
         integers = setting.quantization == "int8"
         if integers or (setting.quantization == "fp8" and "mosaic_gpu" in backends.matmul):
             a_layer += ROUNDED_KERNELS
-        if integers and isinstance(config, MoeConfig):
+        if integers and is_sparse:
             a_layer += ROUNDED_EXPERTS
         if isinstance(config, MoeConfig):
             covers = resolve("route", backends.route[0]).covers
@@ -326,12 +339,21 @@ def requirements(
             a_layer += JOINED_KERNELS
         if is_dequantized:
             a_layer += DEQUANTIZED_KERNELS
-    alone = setting.devices == 1 and platform_of(setting.kind) == "tpu" and not step.num_prefill
-    if alone and isinstance(config, MoeConfig):
-        if step.num_decode <= TPU_GATHERED:
+    is_tpu = platform_of(setting.kind) == "tpu"
+    if is_tpu and alone and setting.quantization is None and config.num_layers > 2:
+        if is_sparse and step.num_prefill:
+            a_layer = TPU_SORTED_KERNELS
+        elif not (is_sparse or step.num_prefill or config.head_dim % TPU_HEADS):
+            gated = config.hidden_act in GATED_IN_PLACE
+            a_layer = TPU_KERNELS + (0 if gated else TPU_NORMS_BEHIND)
+    if is_tpu and not step.num_prefill:
+        if is_sparse and alone and step.num_decode <= TPU_GATHERED:
             a_layer = TPU_SPARSE_KERNELS + (TPU_LIVE_KERNELS if config.num_layers == 2 else 0)
-    elif alone and setting.quantization is not None and config.hidden_act in GATED_IN_PLACE:
-        a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if config.num_layers == 2 else 0)
+        elif plain:
+            counts_list = alone and config.num_layers == 2
+            a_layer = TPU_QUANTIZED_KERNELS + (TPU_LIST_KERNELS if counts_list else 0)
+    if a_layer is not None and not alone:
+        a_layer += SPREAD_KERNELS
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,

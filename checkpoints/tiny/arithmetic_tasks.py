@@ -36,10 +36,8 @@ def _sum(task: str, rng: Random, a: int, b: int) -> Pair:
 
 
 def subtraction(rng: Random) -> Pair:
-    """Difference of two numbers up to 99, one in four negative: then the sign is a step."""
+    """Difference of two numbers up to 99; a negative one follows from the swapped numbers."""
     a, b = rng.randint(0, 99), rng.randint(0, 99)
-    if a < b and rng.random() < 0.5:
-        a, b = b, a
     forms = (
         "What is {a} - {b}?",
         "What is {a}-{b}?",
@@ -52,8 +50,10 @@ def subtraction(rng: Random) -> Pair:
         "How much is {a} - {b}?",
     )
     prompt = phrase(rng, forms).format(a=a, b=b)
-    step = f"-({b} - {a}) = " if a < b else ""
-    return Pair("subtraction", prompt, f"{a} - {b} = {step}{a - b}", f"{a},{b}")
+    answer = f"{a} - {b} = {a - b}"
+    if a < b:
+        answer = f"{a} - {b} = -({b} - {a}), {b} - {a} = {b - a}, so {answer}"
+    return Pair("subtraction", prompt, answer, f"{a},{b}")
 
 
 _PRODUCT_FORMS = (

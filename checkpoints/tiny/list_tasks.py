@@ -120,7 +120,7 @@ def count_letters(rng: Random) -> Pair:
 
 
 def extreme(rng: Random) -> Pair:
-    """Largest or smallest of three to six numbers, behind the one so far at each of them."""
+    """Largest or smallest of three to six numbers: of the one so far and each next one."""
     items = _numbers(rng, 3, 6, top=999 if rng.random() < 0.5 else 99)
     largest = rng.random() < 0.5
     forms = (
@@ -134,6 +134,7 @@ def extreme(rng: Random) -> Pair:
         )
     )
     prompt = phrase(rng, forms).format(listed(rng, items))
-    steps = list(accumulate(items, max if largest else min))
-    answer = f"{join(steps)}. {'Maximum' if largest else 'Minimum'}: {steps[-1]}"
+    found = list(accumulate(items, max if largest else min))
+    steps = [f"{a}, {b}: {c}" for a, b, c in zip(found, items[1:], found[1:])]
+    answer = f"{'; '.join(steps)}. {'Maximum' if largest else 'Minimum'}: {found[-1]}"
     return Pair("max_min", prompt, answer, f"{sorted(items)}")

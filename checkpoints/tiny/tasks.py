@@ -39,7 +39,7 @@ class Task:
 TASKS: dict[str, Task] = {
     "addition": Task(arithmetic.addition, 9, 6),
     "addition_3_digits": Task(arithmetic.addition_3_digits, 9, 9),
-    "subtraction": Task(arithmetic.subtraction, 11, 40),
+    "subtraction": Task(arithmetic.subtraction, 11, 45),
     "times_table": Task(arithmetic.times_table, 2, 2, memorised=True),
     "multiplication": Task(arithmetic.multiplication, 5, 5),
     "sort_numbers": Task(lists.sort_numbers, 12, 30),

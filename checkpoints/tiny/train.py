@@ -30,8 +30,9 @@ from checkpoints.training import Run
 class Tail:
     """Steps after the main schedule: the rate falls to nothing again, from ``rate``.
 
-    One step in ``long_every`` has rows of ``long_lengths``, which take turns. ``lengths`` of the
-    others: None for those of the schedule. ``tools`` is the share of conversations with tools.
+    One step in ``long_every`` has rows of ``long_lengths``, which take turns with every second
+    step: one in 12 has the first alone. ``lengths`` of the others: None for those of the schedule.
+    ``tools`` is the share of conversations with tools.
     """
 
     steps: int
@@ -82,6 +83,8 @@ class TrainConfig:
         # fewer with tools: what had fallen behind
         Tail(300, 7e-4, 16, (2048,), (256,), 10, 0.35, 3072),
         Tail(400, 4e-4, 16, (2048,), (256,), 0, 0.3, 3072),
+        # negative differences and max and min with both numbers of each step
+        Tail(1800, 1.5e-3, 12, (2048,), (256,), 20, 0.3, 3072),
     )
     bfloat16: bool = True
     compiled: bool = True

@@ -115,7 +115,7 @@ class EngineCalls:
         Raises:
             EngineDeadError: the engine was closed.
         """
-        params: dict[str, Any] = nnx.to_pure_dict(nnx.state(self.client.engine.runner.weights()))
+        params: dict[str, Any] = nnx.to_pure_dict(nnx.state(self.client.engine.runner.model()))
         return params
 
     def apply_model(self, func: Callable[[dict[str, Any]], Found]) -> list[Found]:

@@ -217,7 +217,7 @@ class Instruments:
             qkv = found.get(f"layers.{layer}.attention.qkv")
             if qkv is None:
                 continue
-            model = self._client.engine.runner.weights()
+            model = self._client.engine.runner.model()
             weights = attention_weights(model, layer, jnp.asarray(qkv), prompt_len)
             weights = weights.astype(probe.capture.dtype or weights.dtype)
             made[name] = weights if probe.capture.device else np.asarray(weights)

@@ -21,7 +21,7 @@ _OF_ONE = {
 def check_settings(config: EngineConfig) -> None:
     """Refuse settings that go with one stage alone.
 
-    What works inside the model is refused by `PipelineRunner`, which knows the features.
+    What works inside the model is refused by `Runner`, which knows the features.
 
     Raises:
         ValidationError: names one and says what it may be.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution.device_state import DeviceState
+from jaxserve.execution.device_state import DeviceState, StateShape
+from jaxserve.execution.host_pages import MOST_LEAVING, MOVES, HostPages, pack_moves
 from jaxserve.execution.layout import Layout, array, arrays
-from jaxserve.scheduling.plan import Fork, Upload
+from jaxserve.execution.step_compiler import StepCompiler
+from jaxserve.memory.tier import Landing
+from jaxserve.models.kv_cache import KVCache
+from jaxserve.scheduling.plan import Fork, StepPlan, Upload
 
 UPLOAD_TOKENS = 4096  # of one call; more take several
 FORKS = 8  # likewise
@@ -144,6 +148,69 @@ class CopyProgram:
             yield blob
             if not rest:
                 return
+
+
+class Controls:
+    """The programs beside the step of one engine.
+
+    Args:
+        cache: whose pages they change.
+        max_num_seqs: slots.
+        num_host_pages: see `CacheSettings`.
+
+    Attributes:
+        num_host_pages: in the host's memory; settled before `compiled`.
+        landing: the tier that hears of pages that leave, if one does; settled before `compiled`.
+        host_pages: those pages, once they are there; None: there are none.
+    """
+
+    def __init__(self, cache: KVCache, max_num_seqs: int, num_host_pages: int):
+        self._num_layers = cache.groups.layers_per_page
+        self._uploads = UploadProgram(cache.page_size, max_num_seqs)
+        self._copies = CopyProgram(self._num_layers, max_num_seqs, cache.groups.pages.num_groups)
+        self._programs = self._uploads, self._copies
+        self.num_host_pages = num_host_pages
+        self.landing: Landing | None = None
+        self.host_pages: HostPages | None = None
+
+    @property
+    def moving_pages(self) -> int:
+        """Pages whose copies, as they leave and come back, take a device's memory at once."""
+        return MOST_LEAVING + 2 * MOVES if self.num_host_pages else 0
+
+    def compiled(
+        self, compiler: StepCompiler, shape: StateShape
+    ) -> dict[str, Callable[..., DeviceState]]:
+        """By command what runs it, of a stage: (device state, operand) -> the state afterwards."""
+        state, compile = compiler.abstract(shape), compiler.beside
+        calls = {one.name: compile(one.run, state, one.size) for one in self._programs}
+        if self.num_host_pages:
+            self.host_pages = HostPages(
+                state, self._num_layers, self.num_host_pages, compile, self.landing
+            )
+            calls |= self.host_pages.calls
+        return calls
+
+    def idle(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Commands that do nothing, to run each program once."""
+        for one in self._programs:
+            yield from ((one.name, blob) for blob in one.pack(()))
+
+    def before(self, plan: StepPlan) -> Iterator[tuple[str, np.ndarray]]:
+        """Commands that come before a step, with their operands."""
+        first = plan.num_moves_first
+        yield from pack_moves(plan.moves[:first])
+        if plan.forks:
+            yield from ((CopyProgram.name, blob) for blob in self._copies.pack(plan.forks))
+        yield from pack_moves(plan.moves[first:])
+        if plan.uploads:
+            yield from ((UploadProgram.name, blob) for blob in self._uploads.pack(plan.uploads))
+
+    def close(self) -> None:
+        """Let go of the host's pages."""
+        if self.host_pages is not None:
+            self.host_pages.close()
+            self.host_pages = None
 
 
 def _first_columns(table: jax.Array, given: CopyInputs, count: jax.Array) -> jax.Array:

@@ -38,12 +38,14 @@ class Program(NamedTuple):
     `state` is donated.
 
     `device_bytes` is what one device holds while it runs: operands, result and temporaries.
+    `before` are the calls of the stages before the last one, whose `call` takes hidden states then.
     """
 
     layout: BlobLayout
     result: ResultLayout
     call: Callable[..., Any]
     device_bytes: int
+    before: tuple[Callable[..., Any], ...] = ()
 
 
 def lanes_for(num_prefill: int, max_num_seqs: int) -> int:

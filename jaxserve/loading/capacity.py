@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -17,12 +18,49 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import PLAIN_LINEAR
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.registry import family_of
+from pallas_kernels.backends.mosaic_tpu import LENGTH_MULTIPLE
+from pallas_kernels.quantized_matmul.formats import NIBBLES, PIECE, packed_columns
 
 GROUP = 128  # inputs that share a scale, and in AWQ and GPTQ a zero
 SCALE_BYTES, ZERO_BYTES = 4, 1  # on a device
 FILE_SCALE_BYTES, FILE_ZERO_BYTES = 2, 0.5  # in a checkpoint of AWQ or GPTQ
 MUCH = 0.3  # of the memory: weights of less are not looked at closely
+DIVIDED = ("heads", "intermediate")  # axes of inputs that several devices divide
 RULE = 1.5  # bytes of memory a parameter: a rule of thumb, see `rule_of_thumb`
+
+
+class Rows(NamedTuple):
+    """Weights of linear layers whose rows have equally many inputs.
+
+    Attributes:
+        inputs: of a row.
+        experts: whether they are experts'.
+        divided: whether several devices divide the inputs.
+        numbers: of all of them.
+    """
+
+    inputs: int
+    experts: bool
+    divided: bool
+    numbers: int
+
+    def filled(self, platform: str, devices: int) -> int:
+        """Numbers with which rows of 4 bits, or a device's part of each, are filled up there; on a
+        CPU by native kernels, which fill up none."""
+        if platform not in ("gpu", "tpu"):
+            return 0
+        part = self._part(devices)
+        words = LENGTH_MULTIPLE if self.experts and platform == "tpu" else PIECE
+        kept = NIBBLES * words * -(-packed_columns(part) // words)
+        return self.numbers * (kept - part) // part
+
+    def fills_scales(self, platform: str, devices: int) -> bool:
+        """Whether their scales are filled up too: where there are words that no piece needs."""
+        beyond = packed_columns(self._part(devices)) % LENGTH_MULTIPLE != 0
+        return self.experts and platform == "tpu" and beyond
+
+    def _part(self, devices: int) -> int:
+        return self.inputs // (devices if self.divided else 1)
 
 
 class Numbers(NamedTuple):
@@ -35,6 +73,7 @@ class Numbers(NamedTuple):
         other: norms, biases, routers.
         scales: outputs of the linear layers: each has a scale of its own in 8 bits.
         experts: those of `linear` that are experts'.
+        rows: those of `linear`, by their inputs.
     """
 
     linear: int
@@ -43,6 +82,7 @@ class Numbers(NamedTuple):
     other: int
     scales: int
     experts: int
+    rows: tuple[Rows, ...]
 
     @property
     def total(self) -> int:
@@ -91,6 +131,7 @@ def numbers_of(config: ModelConfig) -> Numbers:
     family = family_of(config)
     model = nnx.eval_shape(lambda: family.model(config, "bfloat16", PLAIN_LINEAR))
     linear = head = embedding = other = scales = experts = 0
+    rows: Counter[tuple[int, bool, bool]] = Counter()
     for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         shape, role = variable.get_value().shape, variable.get_metadata("role")
         size = math.prod(shape)
@@ -100,20 +141,24 @@ def numbers_of(config: ModelConfig) -> Numbers:
             linear += size
             scales += math.prod(shape[:-1])
             experts += size if role == "experts" else 0
+            divided = variable.get_metadata("logical_axes")[-1] in DIVIDED
+            rows[shape[-1], role == "experts", divided] += size
         elif "vocab" in variable.get_metadata("logical_axes"):
             embedding += size
         else:
             other += size
-    return Numbers(linear, head, embedding, other, scales, experts)
+    by_inputs = tuple(Rows(*kind, size) for kind, size in rows.items())
+    return Numbers(linear, head, embedding, other, scales, experts, by_inputs)
 
 
 class WeightBytes(NamedTuple):
-    """Bytes of a model's weights over all devices, by what they are."""
+    """Bytes of a model's weights over all devices, by what they are; `experts` are of `linear`."""
 
     linear: int
     head: int
     embedding: int
     other: int
+    experts: int
 
     @property
     def total(self) -> int:
@@ -126,7 +171,13 @@ class WeightBytes(NamedTuple):
 
 
 def weight_bytes(
-    config: ModelConfig, dtype: str, quantization: str, *, in_file: bool = False
+    config: ModelConfig,
+    dtype: str,
+    quantization: str,
+    *,
+    in_file: bool = False,
+    platform: str = "",
+    devices: int = 1,
 ) -> WeightBytes:
     """What weights take on devices.
 
@@ -135,6 +186,8 @@ def weight_bytes(
         dtype: of what is not quantised.
         quantization: a key of `WEIGHT_FORMS`.
         in_file: as a checkpoint has them instead, whose scales are narrower.
+        platform: of the devices; on a "gpu" and a "tpu" rows of 4 bits are filled up.
+        devices: that share the model.
     """
     scale, zero = (FILE_SCALE_BYTES, FILE_ZERO_BYTES) if in_file else (SCALE_BYTES, ZERO_BYTES)
     numbers, item, form = numbers_of(config), jnp.dtype(dtype).itemsize, WEIGHT_FORMS[quantization]
@@ -148,8 +201,20 @@ def weight_bytes(
     head = numbers.head * item
     if form.head and numbers.head:
         head = quantised(numbers.head, config.vocab_size)
+
+    def fill(rows: Rows) -> int:
+        count = 0 if form.bits != 4 or in_file else rows.filled(platform, devices)
+        return quantised(count, 0) if rows.fills_scales(platform, devices) else count // 2
+
     linear = quantised(numbers.linear, numbers.scales)
-    return WeightBytes(linear, head, numbers.embedding * item, numbers.other * item)
+    experts = linear * numbers.experts // max(1, numbers.linear)
+    return WeightBytes(
+        linear + sum(map(fill, numbers.rows)),
+        head,
+        numbers.embedding * item,
+        numbers.other * item,
+        experts + sum(fill(rows) for rows in numbers.rows if rows.experts),
+    )
 
 
 class Room(NamedTuple):
@@ -203,15 +268,17 @@ def room_of(
     devices: int,
     token_bytes: int,
     beside: int = 0,
+    platform: str = "",
 ) -> Room:
     """What a device has left for keys and values.
 
     Args:
-        model, dtype, quantization: see `weight_bytes`.
+        model, dtype, quantization, platform: see `weight_bytes`.
         memory, share, devices, beside: see `Room`.
         token_bytes: of a token over all devices.
     """
-    weights = weight_bytes(model, dtype, quantization).total
+    held = weight_bytes(model, dtype, quantization, platform=platform, devices=devices)
+    weights = held.total
     return Room(memory, share, weights // devices, devices, beside, token_bytes // devices)
 
 
@@ -234,7 +301,7 @@ def require_room(model: ModelConfig, name: str, dtype: str, quantization: str, r
         for other in ("", "int8", "awq")
         if other != quantization
     ]
-    fewest = -(-weight_bytes(model, dtype, quantization).total // int(usable - room.beside))
+    fewest = -(-room.weights * room.devices // int(usable - room.beside))
     raise ValidationError(
         "model",
         name,

@@ -27,7 +27,7 @@ def cold_store(decided: EnginePlan, runner: Runner) -> ColdStore | None:
     if asked.kv_offloading_path is None:
         return None
     model = hashlib.blake2b(decided.of_pages.encode(), digest_size=MODEL_BYTES)
-    model.update(runner.weights_digest())
+    model.update(runner.weights.digest())
     folder = Path(asked.kv_offloading_path)
     try:
         return ColdStore(

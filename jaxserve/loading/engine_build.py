@@ -200,10 +200,8 @@ def build(
     if runner is None:
         runner = decided.runner(mesh)
         runner.set_pool(config.cache.num_pages, config.scheduler.max_model_len)
-    load: Callable[[LoadProgress], Any] = partial(load_weights, decided, mesh)
-    if mesh.shape["stage"] > 1:
-        load = partial(load_stages, decided, mesh)
-    runner.set_weights(load(report), partial(load, LoadProgress(logger.info, shown=False)))
+    load = partial(load_stages, decided, mesh)
+    runner.weights.set(load(report), partial(load, LoadProgress(logger.info, shown=False)))
     busy = BusyWindow()
     num_host_pages = config.cache.num_host_pages
     own = None
@@ -211,10 +209,11 @@ def build(
         own = HostTier(num_host_pages, cold=cold_store(decided, runner))
     scheduler = _make_scheduler(config, runner, busy, tier if own is None else own)
     if own is not None:
-        runner.tell_landing(own)
+        runner.controls.landing = own
         own.is_told = True
     if keep_steps and mesh.shape["stage"] == 1:
-        runner.keep_steps(cache_folder, decided.of_steps)
+        of_engine = decided.of_steps, runner.features, decided.backends
+        runner.stages[-1].compiler.keep_steps(cache_folder, *of_engine)
     _compile(runner, config, cache_folder, report)
     encoder = None
     if decided.has_encoder:
@@ -375,7 +374,7 @@ def _settle(tier: HostTier, engine: Engine, report: LoadProgress, *, preload: bo
         report: told what was measured.
         preload: whether files fill its pages now.
     """
-    host_pages = engine.runner.host_pages
+    host_pages = engine.runner.controls.host_pages
     assert host_pages is not None
     tier.fill = host_pages.fill
     with report.phase("measuring moves of pages"):
@@ -396,7 +395,7 @@ def _settle(tier: HostTier, engine: Engine, report: LoadProgress, *, preload: bo
 
 def _footprint(decided: EnginePlan, mesh: Mesh, runner: Runner) -> Footprint:
     model, settings = decided.model, decided.config.model
-    weights = runner.weight_bytes * mesh.size + runner.host_weight_bytes
+    weights = runner.weights.device_bytes * mesh.size + runner.weights.host_bytes
     if not model.tie_word_embeddings or settings.quantization == "int8":  # a head of its own
         weights -= model.vocab_size * model.hidden_size * jnp.dtype(settings.dtype).itemsize
     return Footprint(weights, runner.cache.token_bytes)

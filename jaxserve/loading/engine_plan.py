@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -19,36 +18,29 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.encoder import Encoder
-from jaxserve.execution.host_memory import PINNED_LIMIT, RESERVE_BYTES, pinned_limit, share_of_host
+from jaxserve.execution.host_memory import share_of_host
 from jaxserve.execution.memory_plan import device_limit
-from jaxserve.execution.pipeline import PipelineRunner
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
-from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, gb, require_room, room_of, weights_at_most
+from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, require_room, room_of, weights_at_most
 from jaxserve.loading.defaults import resolve, whole_places
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
+from jaxserve.loading.image_checks import refusal_of_images
 from jaxserve.loading.load_progress import LoadProgress
+from jaxserve.loading.offload_plan import check_offload, plan_streamed
 from jaxserve.loading.pool_plan import plan_pool
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import read_model_config
-from jaxserve.models.encoders import abstract_encoder, check_encoder, encoding_of, load_encoder
+from jaxserve.models.encoders import abstract_encoder, encoding_of, load_encoder
 from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig
-from jaxserve.models.protocol import Model
 from jaxserve.models.store import holds_integers, read_scales, stored_plan, stored_quantization
-from jaxserve.models.streamed import FIELD, largest_parameters, streamed_bytes, streamed_layers
 from jaxserve.models.weight_plan import Plan, multiplies_integers, online_quantization, plan_weights
-from jaxserve.models.weights import (
-    MOST_LOADING_THREADS,
-    NO_STORE,
-    abstract_model,
-    check_tensors,
-    with_stored_head,
-)
+from jaxserve.models.weights import abstract_model, check_tensors, with_stored_head
 from jaxserve.parallel.platform import kind_of
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.parallel.stages import check_stages, stages_of
@@ -56,9 +48,6 @@ from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
 
 logger = logging.getLogger(__name__)
-
-# kinds of devices whose steps bring weights from the host's memory
-STREAMING = ("cuda", "tpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +158,13 @@ class EnginePlan:
         )
         dtype = self.config.model.dtype
         stages = stages_of(mesh, self.model.num_layers)
-        if len(stages) > 1:
-            models = [
-                abstract_model(self.model, one.mesh, dtype, self.form, self.plan, one)
-                for one in stages
-            ]
-            return PipelineRunner(self.config, self.model, models, stages, kv_cache)
-        model = abstract_model(
-            self.model, mesh, dtype, self.form, self.plan, streamed=self.streamed
-        )
-        beside = self.encoder(mesh, loaded=False).device_bytes if self.has_encoder else 0
-        return Runner(self.config, self.model, model, mesh, kv_cache, beside=beside)
+        models = [
+            abstract_model(self.model, one.mesh, dtype, self.form, self.plan, one, self.streamed)
+            for one in stages
+        ]
+        encodes = self.has_encoder and len(stages) == 1  # a runner of several refuses images
+        beside = self.encoder(mesh, loaded=False).device_bytes if encodes else 0
+        return Runner(self.config, self.model, models, stages, kv_cache, beside=beside)
 
 
 def decide(
@@ -217,7 +202,7 @@ def decide(
         fetch_weights(files, report)
         if not were_here and (
             _as_weights_say(files, decided.model) != decided.model
-            or _refusal_of_images(decided.config, decided.model, files) is not None
+            or refusal_of_images(decided.config, decided.model, files) is not None
         ):
             chosen = choose(asked, files, mesh, report)
             decided, runner = _planned(chosen, files, mesh, report)
@@ -261,7 +246,7 @@ def choose(
     of_device = device.platform, online or found or "", capability
     config = resolve(asked, model, *of_device)
     processor_kwargs(asked.mm_processor_kwargs, model.images)
-    refusal = _refusal_of_images(config, model, files)
+    refusal = refusal_of_images(config, model, files)
     if refusal is not None:
         if asked.limit_mm_per_prompt is not None or not encoding_of(model).is_optional:
             raise refusal
@@ -335,116 +320,6 @@ def choose(
     return EnginePlan(config, model, backends, form, plan, *paths, streamed=streamed)
 
 
-def check_offload(asked: EngineConfig, platform: str, *, is_stored: bool) -> None:
-    """Refuse `cpu_offload_gb` where no weights can be elsewhere than in the device's memory.
-
-    Raises:
-        ValidationError: says where they can.
-    """
-    field, value = FIELD, asked.cpu_offload_gb
-    if platform not in STREAMING and platform != "cpu":
-        allowed = f"none on platform {platform}: no step of it was read that brings weights"
-        raise ValidationError(field, value, allowed)
-    if asked.tensor_parallel_size != 1:
-        allowed = "none unless tensor_parallel_size is 1: the weights of one device leave it"
-        raise ValidationError(field, value, allowed)
-    if platform == "cpu":
-        if not is_stored:
-            raise ValidationError(field, value, f"none for a model that is {NO_STORE}")
-        return
-    if is_stored:
-        allowed = f"none on platform {platform} for a store, which has each layer apart"
-        raise ValidationError(field, value, allowed)
-    if asked.deterministic:
-        allowed = f"none with deterministic on platform {platform}: its loop was not read"
-        raise ValidationError(field, value, allowed)
-
-
-def plan_streamed(model: Model, asked: EngineConfig, kind: str) -> int:
-    """How many of the last layers have their weights in the host's memory.
-
-    Args:
-        model: of abstract parameters.
-        asked: the settings, with some `offloaded_bytes`.
-        kind: of the device, see `kind_of`.
-
-    Raises:
-        ValidationError: the host has no room for them, or the layers differ.
-    """
-    value = asked.cpu_offload_gb
-    assert value is not None
-    count = streamed_layers(model, value)
-    layer, room = streamed_bytes(model) // model.config.num_layers, share_of_host(asked)
-    loading = layer + largest_parameters(model, MOST_LOADING_THREADS)
-    bounds: list[tuple[int, str]] = []
-    if room is not None:
-        text = (
-            f"need {gb(count * loading)} of the host's memory while they are read, and "
-            f"{gb(max(0, room))} are available, a memory_reserve of {asked.memory_reserve:.0%} "
-            "left alone"
-        )
-        bounds.append((max(0, room) // loading, text))
-    if kind == "cuda":
-        limit = pinned_limit()
-        text = (
-            f"need {gb(count * layer)} of pinned memory, of which XLA has {gb(limit)}, "
-            f"{gb(RESERVE_BYTES)} for its own copies: {PINNED_LIMIT} sets it, in GiB"
-        )
-        bounds.append((max(0, limit - RESERVE_BYTES) // layer, text))
-    fits, why = min(bounds, default=(count, ""))
-    if fits >= count:
-        return count
-    # rounded down: what is shown is not refused again
-    most = f"at most {fits * layer / 2**30 * (1 - 5e-4):.4g} GiB" if fits else "none"
-    raise ValidationError(FIELD, value, f"{most} here: {count} layers of {gb(layer)} {why}")
-
-
-def _refusal_of_images(
-    config: ResolvedConfig, model: ModelConfig, files: ModelFiles
-) -> ValidationError | None:
-    """Why images cannot be read that are to be; None: they can, or none is."""
-    if model.images is None or not config.asked.max_images:
-        return None
-    try:
-        _require_image_processor(config.asked, files)
-        _require_budget(config, model)
-        if config.asked.load_format != "dummy" and files.weights_are_here:
-            check_encoder(files.model, model)
-    except ValidationError as error:
-        return error
-    return None
-
-
-def _require_image_processor(asked: EngineConfig, files: ModelFiles) -> None:
-    """Refuse to read images where nothing could prepare them."""
-    field, value = "limit_mm_per_prompt", asked.max_images
-    if importlib.util.find_spec("PIL") is None:
-        raise ValidationError(
-            field, value, "0 without Pillow, which the extra jaxserve[images] has"
-        )
-    names = ("preprocessor_config.json", "processor_config.json")
-    if not any((files.model / name).is_file() for name in names):
-        allowed = f"0 where the folder {files.model} has none of {', '.join(names)}"
-        raise ValidationError(field, value, allowed)
-
-
-def _require_budget(config: ResolvedConfig, model: ModelConfig) -> None:
-    """Refuse steps that could not hold an image whose tokens are computed in one."""
-    asked, scheduler = config.asked, config.scheduler
-    places = whole_places(asked, model)
-    beside = scheduler.max_num_batched_tokens - scheduler.max_num_seqs
-    for field, value, left in (
-        ("max_num_batched_tokens", scheduler.max_num_batched_tokens, beside),
-        ("prefill_chunk", asked.prefill_chunk, scheduler.max_prefill_tokens),
-    ):
-        if places and left < places:
-            allowed = (
-                f"room in a step for an image's {places} tokens beside max_num_seqs="
-                f"{scheduler.max_num_seqs} others; limit_mm_per_prompt=0 reads text alone"
-            )
-            raise ValidationError(field, value, allowed)
-
-
 def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> None:
     """Refuse by config.json alone what no device here holds; warn where one context does not fit.
 
@@ -479,6 +354,7 @@ def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> Non
         share=share,
         devices=devices,
         token_bytes=row * model.num_layers,
+        platform=mesh.devices.flat[0].platform,
     )
     require_room(model, asked.model, config.model.dtype, quantization, room)
     longest = config.scheduler.max_model_len

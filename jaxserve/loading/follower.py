@@ -20,7 +20,7 @@ from jaxserve.config.several_processes import address_of
 from jaxserve.errors import JaxServeError
 from jaxserve.execution.host_memory import check_limits, trim
 from jaxserve.execution.runner import Runner
-from jaxserve.loading.engine_build import load_weights
+from jaxserve.loading.engine_build import load_stages
 from jaxserve.loading.engine_plan import EnginePlan, choose, fetch_weights, kv_scales_of
 from jaxserve.loading.hub import ModelFiles, locate
 from jaxserve.loading.load_progress import LoadProgress
@@ -112,8 +112,8 @@ def _built(config: EngineConfig, link: Link, report: LoadProgress) -> tuple[Engi
     check_own_part(decided.config, runner, mesh)
     cache, scheduler = decided.config.cache, decided.config.scheduler
     runner.set_pool(cache.num_pages, scheduler.max_model_len)
-    load = partial(load_weights, decided, mesh)
-    runner.set_weights(load(report), partial(load, LoadProgress(logger.info, shown=False)))
+    load = partial(load_stages, decided, mesh)
+    runner.weights.set(load(report), partial(load, LoadProgress(logger.info, shown=False)))
     with report.phase("compiling"):
         runner.warm_up()
     trim()

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from checkpoints import CheckpointError
 from jaxserve.errors import ValidationError
-from jaxserve.loading.engine_build import load_weights
+from jaxserve.loading.engine_build import load_stages
 from jaxserve.loading.engine_plan import EnginePlan
 from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.models import Model
@@ -35,8 +35,8 @@ COMPARED = (
 MOST_SHOWN = 4  # parameters that an error names
 
 
-def weights_of_folder(path: str | PathLike[str], decided: EnginePlan, mesh: Mesh) -> Model:
-    """The weights of a folder of the same architecture and shape.
+def weights_of_folder(path: str | PathLike[str], decided: EnginePlan, mesh: Mesh) -> list[Model]:
+    """The weights of a folder of the same architecture and shape, see `load_stages`.
 
     Raises:
         ValidationError: another model, weights that cannot be read, or an engine that reads images.
@@ -53,7 +53,7 @@ def weights_of_folder(path: str | PathLike[str], decided: EnginePlan, mesh: Mesh
                 raise ValidationError(FIELD, said, f"weights of this model, whose {name} is {mine}")
         asked = replace(asked, load_format="auto")
         plan = replace(decided, model_path=said, config=replace(decided.config, asked=asked))
-        return load_weights(plan, mesh, LoadProgress(logger.info, shown=False))
+        return load_stages(plan, mesh, LoadProgress(logger.info, shown=False))
     except CheckpointError as error:
         raise ValidationError(FIELD, said, f"weights of this model: {error}") from error
 

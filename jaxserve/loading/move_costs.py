@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 
+import jax
 import numpy as np
 
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.engine.loop import Engine
+from jaxserve.execution.host_pages import BACK, MOVES, SIZE
+from jaxserve.execution.runner import Runner
 from jaxserve.memory.host_tier import MoveCosts
 from jaxserve.memory.manager import PageUpdate
 from jaxserve.params.sampling_params import SamplingParams
@@ -19,6 +22,7 @@ from jaxserve.scheduling.plan import StepPlan
 NAME = "move costs"
 ENOUGH_S = 1.0  # of steps; the least of them counts
 MOST_STEPS = 3
+TRIES = 3  # of a call that moves pages
 
 
 def measure_costs(engine: Engine) -> MoveCosts:
@@ -48,6 +52,17 @@ def measure_costs(engine: Engine) -> MoveCosts:
     engine.features.ended(NAME)
     groups, page_size = scheduler.pages.groups, scheduler.pages.page_size
     # of the pages that the groups of layers have for the same tokens each has its part
-    costs = runner.move_costs(min(seconds) / (num_tokens / page_size * groups.num_groups))
+    page_seconds = min(seconds) / (num_tokens / page_size * groups.num_groups)
     most_spared = groups.most_spared(scheduler.limits.max_model_len, page_size)
-    return costs._replace(most_spared=most_spared)
+    return MoveCosts(MOVES, _seconds_of_moves(runner), page_seconds, most_spared)
+
+
+def _seconds_of_moves(runner: Runner) -> float:
+    """What it takes to move as many pages back as one call does: trash pages."""
+    seconds = []
+    for _ in range(TRIES):
+        begin = time.monotonic()
+        runner.run(BACK, np.zeros(SIZE, np.int32))
+        jax.block_until_ready(runner.state)
+        seconds.append(time.monotonic() - begin)
+    return min(seconds)

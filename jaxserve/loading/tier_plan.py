@@ -40,7 +40,7 @@ def plan_host_pages(asked: EngineConfig, runner: Runner, mesh: Mesh) -> int:
     num_pages = int(size * GIB) // page_bytes
     if not num_pages:
         raise ValidationError(FIELD, size, f"at least one page of {page_bytes} bytes")
-    runner.set_host_pages(num_pages)
+    runner.controls.num_host_pages = num_pages
     left = _left(asked, runner, [*mesh.devices.flat])
     if left is not None and num_pages * page_bytes > left:
         raise ValidationError(FIELD, size, f"at most {_gib(left)}: {_of_host(asked)}")
@@ -77,7 +77,7 @@ def _left(asked: EngineConfig, runner: Runner, devices: Sequence[jax.Device]) ->
     left = share_of_host(asked)
     if left is None:
         return None
-    left -= runner.host_weight_bytes
+    left -= runner.weights.host_bytes
     if device_limit(devices[0]) is None:
         # the devices of a CPU share the host's memory
         page_bytes = runner.cache.page_bytes(1)

@@ -247,6 +247,11 @@ class Projection(nnx.Module):
         )
         return out if gated else out.reshape(x.shape[0], -1, *self.out_shape[1:])
 
+    @property
+    def norms_offset(self) -> bool:
+        """Whether its norm may have a factor of 1 + weight, which native linear layers have not."""
+        return self.backend != "native"
+
     def rounding(self, dtype: Any) -> Rounding | None:
         """What rows in `dtype` may be rounded to before they are given to `in_parts`."""
         if self.spread is not None and self.spread.divides(self.axes[-1]):

@@ -87,7 +87,7 @@ class MLP(nnx.Module):
         self, x: jax.Array, norm: RMSNorm | None, rows: TokenRows, layer: Layer
     ) -> jax.Array:
         fusible = self.activation in GATED_IN_PLACE and rows.hooks.linear is None
-        if fusible and (norm is None or not norm.offset):
+        if fusible and (norm is None or not norm.offset or self.gate_up.norms_offset):
             operand = None if norm is None else norm.as_operand()
             return self.gate_up(x, norm=operand, gated=True, live=rows.live)
         gate_up = rows.apply("gate_up", layer, self.gate_up, x, norm=norm)  # [T, 2 I]

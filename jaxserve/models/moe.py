@@ -24,6 +24,7 @@ from jaxserve.models.norms import RMSNorm
 from jaxserve.models.protocol import Layer, TokenRows
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel.spread import WHOLE, summed
+from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear import (
     Blocks,
     block_sizes,
@@ -99,6 +100,20 @@ class Experts(nnx.Module):
         """Whether a backend of `grouped_linear` multiplies with this weight."""
         weight, _ = self._operands()
         return refusal(weight, backend) is None
+
+    def refusal_of_part(self, backend: str) -> KernelError | None:
+        """Why a backend does not multiply with the part of this weight that each device has, by the
+        sharding of its elements; None: it does, or another stage has this weight."""
+        weight: Any = self.weight.get_value()
+        if weight is None:
+            return None
+        stored = whole = weight
+        if isinstance(weight, QuantArray):
+            stored = weight.values
+            plain = weight.format.native or weight.format.by_output
+            whole = stored if plain else weight.operand_of_groups()
+        shape = stored.sharding.shard_shape(stored.shape)[-3:]  # streamed layers have an axis more
+        return refusal(whole, backend, jax.ShapeDtypeStruct(shape, stored.dtype))
 
     def __call__(
         self, x: jax.Array, sizes: jax.Array, *, backend: str, gated: bool = False
@@ -242,6 +257,22 @@ class SparseMLP(nnx.Module):
         both = gate_up(gated=False)
         gate = ACTIVATIONS[self.config.hidden_act](both[:, ::2].astype(jnp.float32))
         return gate.astype(both.dtype) * both[:, 1::2]
+
+
+def uncovered_experts(model: nnx.Module) -> str | None:
+    """Why XLA multiplies experts in the place of the device's kernel, in words; None: it does not,
+    or there are none.
+
+    Args:
+        model: with its parameters, which know their shardings.
+    """
+    for _, part in nnx.iter_graph(model):
+        if isinstance(part, SparseMLP):
+            backend = part.form.grouped
+            for experts in (part.gate_up, part.down):
+                if (refusal := experts.refusal_of_part(backend)) is not None:
+                    return f"for {backend}, of the part that a device has, {refusal}"
+    return None
 
 
 def _live(ranges: jax.Array | None, count: int) -> jax.Array:

@@ -39,7 +39,7 @@ class RMSNorm(nnx.Module):
 class OffsetRMSNorm(RMSNorm):
     """RMS norm whose factor is 1 + weight (Gemma Team 2024), in float32 until it is rounded once.
 
-    Linear layers that norm their input round before they multiply, so this one stands beside them.
+    Native linear layers round before they multiply with the weight, so it stands beside them.
     """
 
     offset = True

@@ -126,7 +126,8 @@ class TokenRows(NamedTuple):
         if norm is None and self.hooks.operand is not None:
             assert isinstance(layer, int)  # a runner refuses hooks of layers in a loop
             x = self.hooks.operand(name, layer, x)
-        if norm is not None and (norm.offset or self.hooks.linear is not None):
+        is_outside = norm is not None and norm.offset and not projection.norms_offset
+        if norm is not None and (is_outside or self.hooks.linear is not None):
             x = norm(x)
         elif norm is not None:
             operand = norm.as_operand()

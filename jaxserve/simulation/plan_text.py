@@ -130,9 +130,7 @@ def saving_lines(setting: Setting, load: Load) -> list[str]:
         "GFLOP that it would with all experts and full attention"
     ]
     if isinstance(model, MoeConfig):
-        held = weight_bytes(model, setting.config.model.dtype, setting.quantization)
-        weights, numbers = held.read, numbers_of(model)
-        experts = held.linear * numbers.experts / numbers.linear
+        weights, experts = setting.weights.read, setting.weights.experts
         read = ", ".join(
             f"{gb(weights - experts * experts_unread(model, tokens))} by {tokens}"
             for tokens in STEPS

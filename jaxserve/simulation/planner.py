@@ -229,7 +229,9 @@ def latency_of(setting: Setting, workload: Workload, most: int | None = None) ->
 def _lack(asked: EngineConfig, model: ModelConfig, offer: Offer, quantization: str) -> str | None:
     """How much memory a device lacks; None: it is not memory that is short."""
     devices, share = asked.tensor_parallel_size, asked.gpu_memory_utilization
-    weights = weight_bytes(model, resolve_dtype(asked.dtype, model), quantization).total // devices
+    dtype, platform = resolve_dtype(asked.dtype, model), offer.device.platform
+    held = weight_bytes(model, dtype, quantization, platform=platform, devices=devices)
+    weights = held.total // devices
     if weights < share * offer.memory * NEARLY:
         return None
     usable = gb(share * offer.memory)

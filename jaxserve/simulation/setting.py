@@ -26,7 +26,7 @@ from jaxserve.execution.memory_plan import (
 )
 from jaxserve.execution.programs import lanes_for, predicted_cost, wanted_shapes
 from jaxserve.execution.step_shape import StepShape
-from jaxserve.loading.capacity import WEIGHT_FORMS, numbers_of, weight_bytes
+from jaxserve.loading.capacity import WEIGHT_FORMS, WeightBytes, numbers_of, weight_bytes
 from jaxserve.loading.defaults import resolve
 from jaxserve.loading.hub import locate
 from jaxserve.memory.page_groups import PageGroups
@@ -128,6 +128,17 @@ class Setting:
     numbers_per_token: float
 
     @property
+    def weights(self) -> WeightBytes:
+        """Bytes of the weights over all devices."""
+        return weight_bytes(
+            self.model,
+            self.config.model.dtype,
+            self.quantization,
+            platform=self.device.platform,
+            devices=self.devices,
+        )
+
+    @property
     def num_pages(self) -> int:
         return self.config.cache.num_pages
 
@@ -187,9 +198,9 @@ def settle(
     defaults = device_defaults(device.platform, device.capability)
     shapes = wanted_shapes(slots, prefill, defaults.smallest_bucket, feature_sets(features))
     groups = replace(cache.groups.pages, ahead=prefill + 2)
-    weights = weight_bytes(model, dtype, quantization).total // devices
+    held = weight_bytes(model, dtype, quantization, platform=device.platform, devices=devices)
     demand = Demand(
-        weights=weights,
+        weights=held.total // devices,
         tables=StateShape(cache, slots, longest, features={}).table_bytes,
         transfers=0,
         temporaries=max(

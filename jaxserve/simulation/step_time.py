@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxserve.execution.programs import ProgramQuery
 from jaxserve.execution.step_shape import StepShape
-from jaxserve.loading.capacity import WEIGHT_FORMS, numbers_of, weight_bytes
+from jaxserve.loading.capacity import WEIGHT_FORMS
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.cost import Row, seen
 from jaxserve.models.moe import MoeConfig
@@ -139,8 +139,7 @@ class Roofline:
         self.source = f"estimated from bytes and operations by rates: {rates.source}"
         self._programs = Programs(setting)
         model, self._devices = setting.model, setting.devices
-        form, numbers = WEIGHT_FORMS[setting.quantization], numbers_of(model)
-        weights = weight_bytes(model, setting.config.model.dtype, setting.quantization)
+        form, weights = WEIGHT_FORMS[setting.quantization], setting.weights
         shared = setting.devices
         self._layers, self._hidden = model.num_layers, model.hidden_size
         self._linear_bytes = weights.linear / shared
@@ -153,7 +152,7 @@ class Roofline:
         self._bandwidth = rates.bandwidth
         self._flops = rates.narrow if form.eight_bit else rates.flops
         self._attention_flops = self._head_flops = rates.flops
-        self._experts = _Experts.of(model, numbers.experts / max(1, numbers.linear))
+        self._experts = _Experts.of(model, weights.experts / max(1, weights.linear))
         windows = Counter(model.layer_window(layer) for layer in range(model.num_layers))
         self._full = windows.pop(None, 0)
         self._windows = [(window, count) for window, count in windows.items() if window]
@@ -208,7 +207,7 @@ class _Experts(NamedTuple):
     """How much of a sparse model's weights a step reads.
 
     Attributes:
-        share: of the linear layers' numbers that are experts'.
+        share: of the linear layers' bytes that are experts'.
         missed: that a token leaves an expert alone.
     """
 

@@ -224,7 +224,14 @@ BACKEND = Backend(
             whole_pages=True,
             instruction="dma",
         ),
-        Implementation("grouped_linear", "grouped_linear.mosaic_tpu", covers_grouped, (TPU,), True),
+        Implementation(
+            "grouped_linear",
+            "grouped_linear.mosaic_tpu",
+            covers_grouped,
+            (TPU,),
+            True,
+            instruction="matmul",
+        ),
         Implementation("rotary", "rotary.mosaic_tpu", covers_rotary, (TPU,), True),
         Implementation(
             "linear_layer", "linear.mosaic_tpu", covers_matmul, (TPU,), True, instruction="matmul"

@@ -184,7 +184,12 @@ BACKEND = Backend(
         Implementation("residual_norm", "residual_norm.triton", runs=GPUS, interprets=True),
         Implementation("finish_rows", "finish_rows.triton", runs=GPUS, interprets=True),
         Implementation(
-            "grouped_linear", "grouped_linear.triton", covers_grouped, GPUS, interprets=True
+            "grouped_linear",
+            "grouped_linear.triton",
+            covers_grouped,
+            GPUS,
+            True,
+            instruction="mma",
         ),
         Implementation("route", "route.triton", covers_route, GPUS, interprets=True),
     ),

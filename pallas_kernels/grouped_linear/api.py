@@ -77,17 +77,24 @@ def grouped_linear(
     return implementation.load().grouped_linear(x, sizes, layer, **options)
 
 
-def refusal(weight: Weight, backend: str) -> KernelError | None:
+def refusal(
+    weight: Weight, backend: str, part: jax.ShapeDtypeStruct | None = None
+) -> KernelError | None:
     """Why a backend does not multiply with a weight [E, N, K]; None when it does.
+
+    Args:
+        weight: with all its experts; layers of several may be stacked before them.
+        backend: a name.
+        part: its elements on a device; None: all of them.
 
     Raises:
         KernelError: there is no such backend.
     """
-    implementation = resolve("grouped_linear", backend)
-    by_group = isinstance(weight, (Int8Weight, Fp8Weight)) and weight.scale.ndim == 3
+    implementation, elements = resolve("grouped_linear", backend), elements_of(weight)
+    by_group = isinstance(weight, (Int8Weight, Fp8Weight)) and weight.scale.ndim == elements.ndim
     if by_group and backend == "mosaic_tpu":
         return KernelError("weight.scale", "by group", "one an output, for 8 bits")
-    return implementation.covers(elements_of(weight))
+    return implementation.covers(elements if part is None else part)
 
 
 def block_sizes(backend: str) -> Sizes | None:

@@ -135,7 +135,7 @@ def _without_fill(weight: Int4Weight, inputs: int) -> Int4Weight:
 
 def elements_of(weight: Weight) -> jax.Array:
     """The elements as they are stored, [E, ...]."""
-    stored: jax.Array = weight if isinstance(weight, jax.Array) else weight[0]
+    stored: jax.Array = weight[0] if isinstance(weight, tuple) else weight
     return stored
 
 

@@ -40,13 +40,17 @@ from pallas_kernels.quantized_matmul.operands import Operands
 from pallas_kernels.quantized_matmul.tpu_tiles import (
     LANES,
     PARTS,
-    ROWS_BYTES,
     Place,
     add_tile,
     holds_rows,
     in_tiles,
     plan_of,
 )
+
+# of the chip's own memory, for rows and likewise for results that are there as a whole: 256 tokens
+# of Mixtral's
+HELD_BYTES = 16 << 20
+VMEM_BYTES = 48 << 20  # that the kernel may have; a v5p has 64 MiB, a v5e and a v6e have 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +175,14 @@ def in_blocks(
     size = (2 * length * operands.rows.dtype.itemsize + 4 * (length + blocks.size)) * inputs
     if layer.rounds:
         size += 2 * 4 * LANES * length  # a scale a row takes a vector's lanes
-    gathers = sources is not None and size <= ROWS_BYTES
+    gathers = sources is not None and size <= HELD_BYTES
     rounds = layer.rounds and not isinstance(x, RoundedRows)
     added = 0 if weights is None else 8 * len(weights) * outputs // parts
-    adds = weights is not None and added <= ROWS_BYTES
+    adds = weights is not None and added <= HELD_BYTES
     beside = added if adds else 0
-    holds = sources is None and holds_rows(operands, plan, prepared=rounds, beside=beside)
+    holds = sources is None and holds_rows(
+        operands, plan, prepared=rounds, beside=beside, most=HELD_BYTES
+    )
     if rounds and not (gathers or holds):
         operands, rounds = _operands(x, layer, rounds=True), False
     if sources is not None and not gathers:
@@ -254,7 +260,8 @@ def in_blocks(
         ),
         out_shape=result_like(operands.rows, shape, dtype),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary")
+            dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=VMEM_BYTES,
         ),
         interpret=interpreter.of_call(interpret),
         name="grouped_linear",

@@ -181,11 +181,16 @@ def in_tiles(
 
 
 def holds_rows(
-    operands: Operands, plan: TpuMatmulTuning, *, prepared: bool, beside: int = 0
+    operands: Operands,
+    plan: TpuMatmulTuning,
+    *,
+    prepared: bool,
+    beside: int = 0,
+    most: int | None = None,
 ) -> bool:
     """Whether all inputs of a block of rows fit the chip's memory, also as the kernel makes them
-    where they are `prepared`, beside so many bytes of other arrays."""
+    where they are `prepared`, beside so many bytes of other arrays; `most`: bytes for both."""
     rows, inputs = operands.rows.shape
     size = operands.rows.dtype.itemsize
     held = min(rows, plan.tile_m) * inputs * size * (3 if prepared else 2)
-    return held + beside <= ROWS_BYTES
+    return held + beside <= (ROWS_BYTES if most is None else most)

@@ -82,6 +82,20 @@ def test_blocks_of_experts_that_tokens_choose_evenly() -> None:
     assert blocks_per_expert(model, 64) == pytest.approx((-(-rows // 32)).mean(), rel=0.01)
 
 
+def test_what_fills_up_rows_counts_as_moved() -> None:
+    tpu = replace(proved().proof, device="v5e")
+    steps = [
+        estimate(proved(shape="qwen3-30b-a3b", rows=1, quantization=kind, proof=tpu))
+        for kind in (None, "int4")
+    ]
+    bf16, int4 = (one for one in steps if one is not None)
+    # each third matrix of the 8 of 128 experts of a token has a third more
+    experts = weight_bytes(model_config_of(SHAPES["qwen3-30b-a3b"]), "bfloat16", "int4").experts
+    more = experts / 9 * 8 / 128
+    between = bf16.moved - bf16.least_bytes
+    assert int4.moved - int4.least_bytes == pytest.approx(between + more, rel=0.001)
+
+
 def test_a_line_a_decode_step() -> None:
     steps = [
         proved(),

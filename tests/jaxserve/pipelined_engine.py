@@ -115,14 +115,14 @@ def fail_in_a_stage(llm: LLM, prompts: list[list[int]]) -> None:
     def fails(*operands: Any) -> Any:
         raise RuntimeError("a stage fails")
 
-    runner._earlier[-1].run = fails
+    runner.stages[-2].run = fails
     try:
         llm.generate(prompts, WAYS["greedy"], use_tqdm=False)
     except EngineDeadError:
         pass
     else:
         raise AssertionError("it went on")
-    assert runner.state is None and all(one.state is None for one in runner._earlier)
+    assert all(one.state is None for one in runner.stages)
 
 
 def refused(folder: str, **settings: Any) -> str:

@@ -77,7 +77,7 @@ def main(folder: str, process_id: int, port: int, settings: Any, prompts: Any) -
     if process_id:
         settings |= {"process_id": process_id}
         follower = Follower(EngineConfig(model=folder, **settings), lambda why: None)
-        pool, kept = follower.runner.state.kv.pages, follower.runner.host_pages
+        pool, kept = follower.runner.state.kv.pages, follower.runner.controls.host_pages
         assert len(pool.addressable_shards) == 2
         assert kept is None or 2 * kept.view(0)[0].shape[3] == pool.shape[3], "its own part"
         follower.run()

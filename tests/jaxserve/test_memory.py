@@ -75,7 +75,7 @@ def bytes_of_a_page(llm: LLM) -> int:
 
 
 def held(runner: Runner) -> int:
-    return sum(array.nbytes for array in (*runner._leaves, *jax.tree.leaves(runner.state)))
+    return sum(array.nbytes for array in (*runner.weights.leaves, *jax.tree.leaves(runner.state)))
 
 
 @pytest.mark.slow
@@ -132,7 +132,9 @@ def test_room_beyond_what_all_slots_use_is_for_temporaries(start: Start) -> None
 def test_close_frees_weights_and_pool(start: Start, uncollected, temporaries: int) -> None:
     llm = start(limit=120 * MIB, temporaries=temporaries, max_num_seqs=16, max_model_len=None)
     runner = llm.client.engine.runner
-    arrays = [weakref.ref(array) for array in (*runner._leaves, *jax.tree.leaves(runner.state))]
+    arrays = [
+        weakref.ref(array) for array in (*runner.weights.leaves, *jax.tree.leaves(runner.state))
+    ]
     programs = [weakref.ref(program.call) for program in runner.programs.programs]
     assert len(arrays) > 20 and len(programs) == SETTINGS["compile_ahead"]
     del runner
@@ -148,9 +150,9 @@ def test_a_start_leaves_no_second_runner(start: Start) -> None:
     made: list[weakref.ref[Runner]] = []
     original = Runner.__init__
 
-    def noted(runner: Runner, *args: Any) -> None:
+    def noted(runner: Runner, *args: Any, **named: Any) -> None:
         made.append(weakref.ref(runner))
-        original(runner, *args)
+        original(runner, *args, **named)
 
     start._patch.setattr(Runner, "__init__", noted)
     llm = start(limit=120 * MIB, temporaries=0, max_num_seqs=16, max_model_len=None)
@@ -162,7 +164,9 @@ def test_a_start_leaves_no_second_runner(start: Start) -> None:
 def test_close_frees_them_after_a_failed_step_too(start: Start, uncollected) -> None:
     llm = start(limit=1024 * MIB, temporaries=0)
     runner = llm.client.engine.runner
-    arrays = [weakref.ref(array) for array in (*runner._leaves, *jax.tree.leaves(runner.state))]
+    arrays = [
+        weakref.ref(array) for array in (*runner.weights.leaves, *jax.tree.leaves(runner.state))
+    ]
 
     def call(*operands: Any) -> Any:
         raise RuntimeError("out of memory")

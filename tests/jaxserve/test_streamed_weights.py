@@ -5,7 +5,6 @@ JAX's CPU has a memory of this kind, so the very steps run here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,86 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.execution.host_memory import PINNED_LIMIT, pinned_limit
-from jaxserve.loading import engine_build, engine_plan, tier_plan
-from jaxserve.loading.engine_plan import EnginePlan, check_offload, decide, plan_streamed
-from jaxserve.models.streamed import HELD, largest_parameters, streamed_bytes, streamed_layers
-from jaxserve.models.weights import abstract_model
+from jaxserve.loading import engine_build, tier_plan
+from jaxserve.loading.engine_plan import decide
+from jaxserve.models.streamed import HELD, streamed_bytes, streamed_layers, with_streamed
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.parallel.placement import HOST
 from jaxserve.parallel.platform import kind_of
 from tests.jaxserve.loading.test_engine_plan import CASE, asked_for, built, decided_for, tokens
+from tests.jaxserve.loading.test_offload_plan import abstract
 from tests.jaxserve.test_step_contract import SETTINGS
 
 GIB = 1 << 30
-
-
-def abstract(decided: EnginePlan) -> Any:
-    dtype = decided.config.model.dtype
-    return abstract_model(decided.model, make_mesh(1), dtype, decided.form, decided.plan)
-
-
-@pytest.mark.parametrize(
-    ("platform", "settings", "is_stored", "named"),
-    [
-        ("rocm", {}, False, "cpu_offload_gb=4.* none on platform rocm"),
-        ("cuda", {}, True, "cpu_offload_gb=4.* none on platform cuda for a store"),
-        ("tpu", {"tensor_parallel_size": 2}, False, "unless tensor_parallel_size is 1"),
-        ("tpu", {"deterministic": True}, False, "none with deterministic on platform tpu"),
-    ],
-)
-def test_what_it_does_not_go_with_is_refused_by_name(
-    platform: str, settings: dict[str, Any], is_stored: bool, named: str
-) -> None:
-    asked = EngineConfig(model="m", cpu_offload_gb=4, **settings)
-    with pytest.raises(ValidationError, match=named):
-        check_offload(asked, platform, is_stored=is_stored)
-    for known in ("cuda", "tpu"):
-        check_offload(EngineConfig(model="m", cpu_offload_gb=4), known, is_stored=False)
-    with pytest.raises(ValidationError, match="cpu_offload_gb=-1"):
-        EngineConfig(model="m", cpu_offload_gb=-1)
-
-
-def test_as_many_layers_leave_as_were_asked_for(
-    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decided = decided_for(asked_for(model_folder(CASE)))
-    model = abstract(decided)
-    layer = streamed_bytes(model) // 3
-    assert [streamed_layers(model, n / GIB) for n in (1, layer, layer + 1, GIB)] == [1, 1, 2, 3]
-    asked = replace(decided.config.asked, cpu_offload_gb=1)
-    assert plan_streamed(model, asked, "tpu") == 3
-    # while they are read, of each layer the two largest parameters are there twice
-    loading = layer + largest_parameters(model, 2)
-    monkeypatch.setattr(engine_plan, "share_of_host", lambda _: 3 * loading)
-    assert plan_streamed(model, asked, "tpu") == 3
-    monkeypatch.setattr(engine_plan, "share_of_host", lambda _: 3 * loading - 1)
-    with pytest.raises(ValidationError, match=r"cpu_offload_gb=1.* GiB here: 3 layers") as caught:
-        plan_streamed(model, asked, "tpu")
-    (shown,) = re.findall(r"at most (\S+) GiB", str(caught.value))
-    assert plan_streamed(model, replace(asked, cpu_offload_gb=float(shown)), "tpu") == 2
-    monkeypatch.setattr(engine_plan, "share_of_host", lambda _: loading - 1)
-    with pytest.raises(ValidationError, match=r"cpu_offload_gb=1.*none here: 3 layers"):
-        plan_streamed(model, asked, "tpu")
-
-
-def test_a_gpu_has_no_more_pinned_memory_than_xla_gives(
-    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decided = decided_for(asked_for(model_folder(CASE)))
-    model, asked = abstract(decided), replace(decided.config.asked, cpu_offload_gb=1)
-    monkeypatch.delenv(PINNED_LIMIT, raising=False)
-    assert pinned_limit() == 64 * GIB
-    monkeypatch.setenv(PINNED_LIMIT, "2")
-    assert pinned_limit() == 2 * GIB and plan_streamed(model, asked, "cuda") == 3
-    monkeypatch.setenv(PINNED_LIMIT, "1")
-    assert plan_streamed(model, asked, "tpu") == 3
-    with pytest.raises(ValidationError, match=rf"cpu_offload_gb=1.*pinned memory.*{PINNED_LIMIT}"):
-        plan_streamed(model, asked, "cuda")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +55,17 @@ def test_no_weights_are_on_the_host_without_an_engine(
     config = EngineConfig(model=str(model_folder(CASE)), cpu_offload_gb=2)
     with pytest.raises(ValidationError, match=r"cpu_offload_gb=2.*none without an engine"):
         engine_build.load_bare(config)
+
+
+@pytest.mark.parametrize("case", [CASE, "mixtral"])
+def test_all_but_vectors_and_routers_stay_on_the_host(
+    case: str, model_folder: Callable[..., Path]
+) -> None:
+    model = with_streamed(abstract(decided_for(asked_for(model_folder(case)))), 2)
+    for place, variable in nnx.to_flat_state(nnx.state(model.streamed, nnx.Param)):
+        (stack,) = jax.tree.leaves(variable.get_value())
+        is_small = stack.ndim == 2 or "router" in place  # [layers, numbers]
+        assert (stack.sharding.memory_kind == HOST) != is_small, place
 
 
 @pytest.mark.parametrize("case", ["gemma3", "qwen3_moe"])
@@ -149,21 +95,22 @@ def test_weights_on_the_host_give_the_same_tokens(
     decided = decided_for(asked_for(folder, **settings))
     expected = tokens(built(decided))
     whole = decided.runner(make_mesh(1))
-    assert bool(decided.layer_groups.pages.num_windowed) == ("attention_window" in settings)
+    has_window = "attention_window" in settings or any(decided.model.windows)
+    assert bool(decided.layer_groups.pages.num_windowed) == has_window
     for count in counts:
         streamed = replace(decided, streamed=count)
         engine = built(streamed)
         runner = engine.runner
-        on_host = [leaf for leaf in runner._leaves if leaf.sharding.memory_kind == HOST]
+        on_host = [leaf for leaf in runner.weights.leaves if leaf.sharding.memory_kind == HOST]
         layer = streamed_bytes(abstract(decided)) // decided.model.num_layers
         assert sum(leaf.nbytes for leaf in on_host) == count * layer
-        assert whole.weight_bytes - runner.weight_bytes == count * layer
+        assert whole.weights.device_bytes - runner.weights.device_bytes == count * layer
         assert runner.demand().temporaries - whole.demand().temporaries == HELD * layer
-        assert runner.host_weight_bytes == count * layer
+        assert runner.weights.host_bytes == count * layer
         assert tokens(engine) == expected
         for keep in (True, False):
             runner.put_away_weights(keep=keep)
-            stayed = [id(leaf) for leaf in runner._leaves if isinstance(leaf, jax.Array)]
+            stayed = [id(leaf) for leaf in runner.weights.leaves if isinstance(leaf, jax.Array)]
             assert stayed == [id(leaf) for leaf in on_host if keep], "no copy of them is made"
             runner.take_back_weights()
             assert tokens(engine) == expected
@@ -179,7 +126,7 @@ def test_pages_of_the_host_have_what_the_weights_leave(
     pages = 7 * runner.cache.page_bytes(1)
     asked = replace(decided.config.asked, kv_offloading_size=pages / GIB)
     monkeypatch.setattr(tier_plan, "device_limit", lambda _: GIB)
-    needed = runner.host_weight_bytes + pages
+    needed = runner.weights.host_bytes + pages
     monkeypatch.setattr(tier_plan, "share_of_host", lambda _: needed)
     assert tier_plan.plan_host_pages(asked, runner, mesh) == 7
     monkeypatch.setattr(tier_plan, "share_of_host", lambda _: needed - 1)
@@ -208,8 +155,8 @@ def test_an_llm_takes_new_weights_on_the_host_and_writes_no_store(
 
     llm = LLM(str(model_folder(CASE)), **SETTINGS)
     runner = llm.client.engine.runner
-    assert llm.footprint.weight_bytes > runner.weight_bytes
-    stacks = {x.shape for x in runner._leaves if x.sharding.memory_kind == HOST}
+    assert llm.footprint.weight_bytes > runner.weights.device_bytes
+    stacks = {x.shape for x in runner.weights.leaves if x.sharding.memory_kind == HOST}
     monkeypatch.setattr(jnp, "asarray", recorded)
     prompt, params = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(temperature=0, max_tokens=5)
 
@@ -222,7 +169,7 @@ def test_an_llm_takes_new_weights_on_the_host_and_writes_no_store(
     assert tokens() != before
     assert llm.update_weights(given) == 2
     assert tokens() == before
-    assert {x.shape for x in runner._leaves if x.sharding.memory_kind == HOST} == stacks
+    assert {x.shape for x in runner.weights.leaves if x.sharding.memory_kind == HOST} == stacks
     assert on_device and not stacks & set(on_device), "no stack was on the device"
     with pytest.raises(ValidationError, match=r"cpu_offload_gb.*none where a model is saved"):
         llm.save(tmp_path / "store")

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from benchmarks.verify.prove.lists import PROVED, Proved
-from benchmarks.verify.prove.shapes import Attention, Matmul, Sampling
+from benchmarks.verify.prove.shapes import Attention, Experts, Matmul, Sampling
 from pallas_kernels.backends import BACKENDS, OPERATIONS
 
 # operations that are proved by the names of their functions
@@ -22,7 +22,8 @@ class Case:
 
     Attributes:
         operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled",
-            "rotate_and_write", "quantized_matmul", "linear_layer" or "kept_threshold".
+            "rotate_and_write", "quantized_matmul", "linear_layer", "grouped_linear" or
+            "kept_threshold".
         backend: of the operation.
         kinds: keys of `benchmarks.verify.prove.targets.KINDS`.
         problem: shapes and options.
@@ -34,7 +35,7 @@ class Case:
     operation: str
     backend: str
     kinds: tuple[str, ...]
-    problem: Attention | Matmul | Sampling
+    problem: Attention | Matmul | Experts | Sampling
     requires: str | None = None
     quick: tuple[str, ...] = ()
     kernel: tuple[str, str] = ("", "")

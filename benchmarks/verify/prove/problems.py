@@ -12,9 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.verify.prove.cases import Attention, Case, Sampling
+from benchmarks.verify.prove.cases import Attention, Case, Experts, Sampling
 from benchmarks.verify.prove.compilation import prove
 from benchmarks.verify.prove.cost import COSTS
+from benchmarks.verify.prove.grouped_problem import (
+    grouped_call,
+    grouped_cost,
+    weight_elements,
+)
 from benchmarks.verify.prove.matmul_problem import matmul_call, matmul_cost
 from benchmarks.verify.prove.proof import Cost, Proof, Requirements
 from benchmarks.verify.prove.targets import absent_mesh, device_name
@@ -264,6 +269,12 @@ def _matmul(case: Case, kind: str) -> Problem:
     return Problem(function, operands, specs, EVERYWHERE)
 
 
+def _grouped(case: Case, kind: str) -> Problem:
+    function, operands = grouped_call(case)
+    specs = jax.tree.map(lambda leaf: EVERYWHERE, operands)
+    return Problem(function, operands, specs, EVERYWHERE)
+
+
 def _threshold(case: Case, kind: str) -> Problem:
     p = case.problem
     assert isinstance(p, Sampling)
@@ -278,6 +289,7 @@ def _threshold(case: Case, kind: str) -> Problem:
 
 
 BUILDERS = {
+    "grouped_linear": _grouped,
     "kept_threshold": _threshold,
     "linear_layer": _matmul,
     "quantized_matmul": _matmul,
@@ -289,6 +301,7 @@ BUILDERS = {
     "write_kv_scaled": _write,
 }
 COST: dict[str, Callable[[Any], Cost]] = {
+    "grouped_linear": grouped_cost,
     "linear_layer": matmul_cost,
     "quantized_matmul": matmul_cost,
     **COSTS,
@@ -337,7 +350,10 @@ def prove_case(case: Case, kind: str) -> Proof:
     function, operands = problem.function, problem.operands
     if shards > 1:
         function, operands = _over(mesh, problem)
-    own = case.own
+    own, experts = case.own, case.problem
+    quantized = (
+        weight_elements(experts, case.backend) if isinstance(experts, Experts) else frozenset()
+    )
     limit = LARGER_TEMPORARIES.get(kind, MAX_TEMPORARIES)
     return prove(
         case.name,
@@ -351,6 +367,7 @@ def prove_case(case: Case, kind: str) -> Proof:
             in_place=problem.in_place,
             max_temporaries=limit if own or problem.in_place else None,
             registers=_most_registers(case, kind),
+            quantized=quantized,
         ),
         cost=COST[case.operation](case.problem),
         donate_argnums=(0,) if problem.in_place else (),

@@ -104,6 +104,41 @@ class Matmul:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """A product of rows that are sorted by expert: by default the second of Qwen3-30B-A3B's.
+
+    Attributes:
+        rows: tokens.
+        experts: matrices.
+        choices: experts that a token goes to.
+        inputs, outputs: of each matrix.
+        dtype: type of the activations.
+        weight: "int4", "int8" or "fp8"; "": in the type of the activations.
+        group: inputs that share a scale, of 4-bit weights.
+        gated: whether it is the first product, which takes tokens and gates.
+        shards: devices; 1.
+    """
+
+    rows: int = 16
+    experts: int = 128
+    choices: int = 8
+    inputs: int = 768
+    outputs: int = 2048
+    dtype: str = "bfloat16"
+    weight: str = "int4"
+    group: int = 128
+    gated: bool = False
+    shards: int = 1
+
+    def words(self) -> str:
+        """The shapes, and the options that are not at their defaults."""
+        chosen = f"rows={self.rows}x{self.choices} experts={self.experts}"
+        shapes = [f"{chosen} {self.inputs}x{self.outputs} {self.dtype} {self.weight}".strip()]
+        shown = ("rows", "experts", "choices", "inputs", "outputs", "dtype", "weight")
+        return " ".join(shapes + changed_options(self, shown))
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """The weights that a sampler draws from: by default Llama-3-8B's.
 

@@ -70,6 +70,23 @@ template <class V>
                                  29, 30, 31);
 }
 
+// Brings ROWS lines (a power of two) of as many rows of a weight from `rows` on into the second-level cache while
+// those before them are multiplied from byte `done` of a row on. Rows are read in four places, in each as they lie:
+// of one place few lines are under way at once, and a line of each row would meet a page several times. With
+// SIDE_BY_SIDE rows of a page or more are read side by side.
+template <int ROWS, bool SIDE_BY_SIDE = true>
+[[gnu::always_inline]] inline void bring_lines(const void* rows, int64_t row_bytes, int64_t done) {
+  constexpr int64_t page = 4096, line = 64, each = ROWS >= 4 ? ROWS / 4 : 1;  // rows a place
+  const bool side_by_side = each == 1 || (SIDE_BY_SIDE && row_bytes >= page);
+  const int64_t apart = side_by_side ? row_bytes : line;
+  const char* at = static_cast<const char*>(rows) + (side_by_side ? done : done * each);
+#pragma GCC unroll 4
+  for (int64_t place = 0; place < ROWS / each; ++place, at += each * row_bytes) {
+#pragma GCC unroll 4
+    for (int64_t n = 0; n < each; ++n) __builtin_prefetch(at + n * apart, 0, 2);
+  }
+}
+
 // 16 sums of products: lane m * NR + n is of row m of x with row n of w, for MR rows of x and
 // NR = 16 / MR rows of w.
 //
@@ -91,7 +108,7 @@ inline typename Dot::Sum dot_tile(const typename Dot::Activation* x, int64_t x_s
 #endif
   typename Dot::Sum acc[16] = {};
   for (int64_t k = 0; k < depth; k += Dot::step) {
-    for (int a = 0; a < AHEAD; ++a) __builtin_prefetch(ahead + a * depth + k, 0, 2);
+    bring_lines<AHEAD>(ahead, depth * int64_t(sizeof(*w)), k * int64_t(sizeof(*w)));
     for (int n = 0; n < NR; ++n) {
       const U32x16 weights = load<U32x16>(w + n * depth + k);
       for (int m = 0; m < MR; ++m) {

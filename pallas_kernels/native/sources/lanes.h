@@ -62,9 +62,24 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
   }
 }
 
-#if JAXSERVE_PAIRS && defined(__FMA__)
 constexpr int64_t kTurnedWords = 16;  // of a row: a line, all of whose words are used while it is in the cache
+// Whether `turned_products` of so many rows of x ask for long rows of the weight side by side.
+template <int MR>
+constexpr bool kTurnedByRows = !JAXSERVE_PAIRS && MR <= 2;
 
+// An element of a row that is no lane. Of bfloat16 it is a float32 where no instruction multiplies words: each is
+// widened once a call, not once for every 16 outputs.
+#if defined(__AVX512BF16__)
+template <class Dot>
+using FewElement = typename Dot::Activation;
+#else
+template <class Dot>
+using FewElement = std::conditional_t<std::is_same_v<Dot, Bf16Dot>, float, typename Dot::Activation>;
+#endif
+template <class Dot>
+constexpr int64_t kElementsPerWord = 4 / sizeof(typename Dot::Activation);
+
+#if JAXSERVE_PAIRS && defined(__FMA__)
 // to[k][HALF] = word k of 8 rows from `at` on, a row a lane.
 template <int HALF>
 [[gnu::always_inline]] inline void turn_words(const char* at, int64_t row_bytes, __m256i (*to)[2]) {
@@ -92,8 +107,7 @@ template <int HALF>
 
 // sums[m] += words [begin, begin + kTurnedWords) of row m . those of 16 outputs.
 template <class Dot, int MR>
-[[gnu::noinline]] void add_turned(const typename Dot::Activation* const* rows, int64_t begin,
-                                  const __m256i (*turned)[2], float* sums) {
+[[gnu::noinline]] void add_turned(const float* const* rows, int64_t begin, const __m256i (*turned)[2], float* sums) {
   __m256 acc[MR][2];
 #pragma GCC unroll 8
   for (int m = 0; m < MR; ++m) {
@@ -102,16 +116,16 @@ template <class Dot, int MR>
   for (int64_t k = 0; k < kTurnedWords; ++k) {
 #pragma GCC unroll 8
     for (int m = 0; m < MR; ++m) {
-      const __m256i word = splat_word(reinterpret_cast<const char*>(rows[m]) + (begin + k) * 4);
+      const float* x = rows[m] + (begin + k) * kElementsPerWord<Dot>;
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         if constexpr (std::is_same_v<Dot, Bf16Dot>) {
-          const Floats16 x(word), weight(turned[k][half]);
-          acc[m][half] = _mm256_fmadd_ps(x.first, weight.first, acc[m][half]);
-          acc[m][half] = _mm256_fmadd_ps(x.second, weight.second, acc[m][half]);
+          const Floats16 weight(turned[k][half]);
+          acc[m][half] = _mm256_fmadd_ps(_mm256_broadcast_ss(x), weight.first, acc[m][half]);
+          acc[m][half] = _mm256_fmadd_ps(_mm256_broadcast_ss(x + 1), weight.second, acc[m][half]);
         } else {
           const __m256 weight = _mm256_castsi256_ps(turned[k][half]);
-          acc[m][half] = _mm256_fmadd_ps(_mm256_castsi256_ps(word), weight, acc[m][half]);
+          acc[m][half] = _mm256_fmadd_ps(_mm256_broadcast_ss(x), weight, acc[m][half]);
         }
       }
     }
@@ -124,17 +138,15 @@ template <class Dot, int MR>
 
 // `turned_products` of bfloat16 and float32 in 16 registers.
 template <class Dot, int MR>
-inline void turned_products_of_floats(const typename Dot::Activation* const* rows, int64_t words,
-                                      const typename Dot::Weight* block, int64_t depth,
-                                      const typename Dot::Weight* ahead, F32x16* sums) {
+inline void turned_products_of_floats(const float* const* rows, int64_t words, const typename Dot::Weight* block,
+                                      int64_t depth, const typename Dot::Weight* ahead, F32x16* sums) {
   const int64_t row_bytes = depth * int64_t(sizeof(*block));
   const char* weight = reinterpret_cast<const char*>(block);
   const char* next = reinterpret_cast<const char*>(ahead);
   std::fill_n(sums, MR, F32x16{});
   __m256i turned[kTurnedWords][2];
   for (int64_t k = 0; k < words; k += kTurnedWords) {
-    // as the lines lie in memory, not row by row
-    for (int64_t i = k; next && i < k + kTurnedWords; ++i) __builtin_prefetch(next + i * 64, 0, 2);
+    if (next) bring_lines<16, kTurnedByRows<MR>>(next, row_bytes, k * 4);
     turn_words<0>(weight + k * 4, row_bytes, turned);
     turn_words<1>(weight + 8 * row_bytes + k * 4, row_bytes, turned);
     add_turned<Dot, MR>(rows, k, turned, reinterpret_cast<float*>(sums));
@@ -145,28 +157,31 @@ inline void turned_products_of_floats(const typename Dot::Activation* const* row
 // sums[m] = row m of x . the 16 rows of the block, a row of the weight a lane: the sums of `outer_products`, each in
 // its order, of rows too few to be lanes. Words of the weight are transposed in registers. `rows` are of `words` words.
 template <class Dot, int MR>
-inline void turned_products(const typename Dot::Activation* const* rows, int64_t words,
-                            const typename Dot::Weight* block, int64_t depth, const typename Dot::Weight* ahead,
-                            typename Dot::Sum* sums) {
+inline void turned_products(const FewElement<Dot>* const* rows, int64_t words, const typename Dot::Weight* block,
+                            int64_t depth, const typename Dot::Weight* ahead, typename Dot::Sum* sums) {
   typename Dot::Sum acc[MR] = {};
   const int64_t row_bytes = depth * int64_t(sizeof(*block));
   const char* weight = reinterpret_cast<const char*>(block);
   const char* next = reinterpret_cast<const char*>(ahead);
-  for (int64_t k0 = 0; k0 < words; k0 += 16) {
+  for (int64_t k0 = 0; k0 < words; k0 += kTurnedWords) {
+    if (next) bring_lines<16, kTurnedByRows<MR>>(next, row_bytes, k0 * 4);
     U32x16 square[16];
 #pragma GCC unroll 16
-    for (int n = 0; n < 16; ++n) {
-      if (next) __builtin_prefetch(next + n * row_bytes + k0 * 4, 0, 2);
-      square[n] = load<U32x16>(weight + n * row_bytes + k0 * 4);
-    }
+    for (int n = 0; n < 16; ++n) square[n] = load<U32x16>(weight + n * row_bytes + k0 * 4);
     transpose16(square);
 #pragma GCC unroll 16
-    for (int k = 0; k < 16; ++k) {
+    for (int k = 0; k < kTurnedWords; ++k) {
 #pragma GCC unroll 8
       for (int m = 0; m < MR; ++m) {
-        uint32_t word;
-        std::memcpy(&word, reinterpret_cast<const char*>(rows[m]) + (k0 + k) * 4, 4);
-        acc[m] = Dot::multiply_add(acc[m], splat(word), square[k]);
+        const FewElement<Dot>* x = rows[m] + (k0 + k) * kElementsPerWord<Dot>;
+        if constexpr (std::is_same_v<FewElement<Dot>, typename Dot::Activation>) {
+          uint32_t word;
+          std::memcpy(&word, x, 4);
+          acc[m] = Dot::multiply_add(acc[m], splat(word), square[k]);
+        } else {  // as `dot_bf16` does
+          acc[m] += splat(x[0]) * low_bf16(square[k]);
+          acc[m] += splat(x[1]) * high_bf16(square[k]);
+        }
       }
     }
   }

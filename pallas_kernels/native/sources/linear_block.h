@@ -207,10 +207,8 @@ class Block {
   }
 
   // Up to kMostTurned live rows of x, with the bits that `lanes` gives.
-  void turned(const Staged<Dot>& x) const {
-    const typename Dot::Activation* rows[kMostTurned];
-    const int64_t count = int64_t(p_.live.size()), words = padded_depth<Dot>(p_) * int64_t(sizeof(*rows[0])) / 4;
-    for (int64_t m = 0; m < count; ++m) rows[m] = x.data + p_.live[m] * x.stride;
+  void turned(const Staged<Dot>& x, const FewElement<Dot>* const* rows) const {
+    const int64_t count = int64_t(p_.live.size()), words = padded_depth<Dot>(p_) / kElementsPerWord<Dot>;
     typename Dot::Sum sums[kMostTurned];
     switch (count) {
 #define JAXSERVE_ROWS(N)                                                         \
@@ -289,7 +287,7 @@ class Block {
   }
 
   template <int MR>
-  void turn(const typename Dot::Activation* const* rows, int64_t words, typename Dot::Sum* sums) const {
+  void turn(const FewElement<Dot>* const* rows, int64_t words, typename Dot::Sum* sums) const {
 #if JAXSERVE_PAIRS && defined(__FMA__)
     if constexpr (!std::is_same_v<Dot, Int8Dot>) {
       return turned_products_of_floats<Dot, MR>(rows, words, w_, p_.depth, ahead_, sums);
@@ -363,8 +361,11 @@ void with_staged(const Linear& p, bool lanes, Threads& threads, const Products& 
     return;
   }
   if (count <= kMostTurned) {
+    static thread_local Scratch wide;
     const Staged<Dot> x = stage<Dot>(p, threads, memory);
-    products(1, [&](const Block<Dot>& block, int64_t) { block.turned(x); });
+    const FewElement<Dot>* rows[kMostTurned];
+    few_rows(p, x, wide, rows);
+    products(1, [&](const Block<Dot>& block, int64_t) { block.turned(x, rows); });
     return;
   }
   const StagedLanes<Dot> x = stage_lanes<Dot>(p, threads, memory);

@@ -193,6 +193,22 @@ Staged<Dot> stage(const Linear& p, Threads& threads, Scratch& memory) {
   return {data, stride, scale, offset};
 }
 
+// rows[i] = live row i as `turned_products` takes it; `memory` holds those that are widened.
+template <class Dot>
+void few_rows(const Linear& p, const Staged<Dot>& x, Scratch& memory, const FewElement<Dot>** rows) {
+  const int64_t count = int64_t(p.live.size()), depth = padded_depth<Dot>(p);
+  if constexpr (std::is_same_v<FewElement<Dot>, typename Dot::Activation>) {
+    for (int64_t i = 0; i < count; ++i) rows[i] = x.data + p.live[i] * x.stride;
+  } else {
+    memory.reserve(count * depth * 4);
+    auto* wide = memory.take<float>(count * depth);
+    for (int64_t i = 0; i < count; ++i, wide += depth) {
+      widen_row(Element::kBfloat16, x.data + p.live[i] * x.stride, depth, wide);
+      rows[i] = wide;
+    }
+  }
+}
+
 // The live rows of x in groups of 16, a row a lane; lanes without a row are zero.
 template <class Dot>
 struct StagedLanes {

@@ -31,7 +31,7 @@ inline void store(void* p, V v) {
   std::memcpy(p, &v, sizeof(V));
 }
 
-inline F32x16 splat(float x) { return F32x16{} + x; }
+inline F32x16 splat(float x) { return F32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 inline U32x16 splat(uint32_t x) { return U32x16{} + x; }
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // GCC takes comparisons and sums over lanes of two halves apart, element by element.

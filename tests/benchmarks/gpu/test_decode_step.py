@@ -10,7 +10,7 @@ from benchmarks.gpu.decode_step import Case, SampledItem
 from benchmarks.gpu.engine import compiling_with, make_llm
 from benchmarks.gpu.engine_kinds import KINDS
 from benchmarks.model_shapes import TINY, write_config
-from jaxserve.execution import runner
+from jaxserve.execution import step_compiler
 from jaxserve.execution.features import FAST, FULL_DECODE
 from jaxserve.execution.programs import ProgramQuery
 from jaxserve.execution.step_shape import StepShape
@@ -78,8 +78,8 @@ def test_the_program_without_graphs_is_compiled_so_and_is_the_one_that_runs(llm,
 def test_options_of_a_block_reach_the_engines_made_in_it(tmp_path):
     folder = write_config("llama-125m", tmp_path, **TINY)
     with compiling_with({"xla_gpu_autotune_level": "0"}):
-        assert runner.compiler_options("gpu")["xla_gpu_autotune_level"] == "0"
+        assert step_compiler.compiler_options("gpu")["xla_gpu_autotune_level"] == "0"
         llm = make_llm(folder, max_num_seqs=2, num_pages=80, compile_ahead=2)
-    assert llm.client.engine.runner.compiler_options["xla_gpu_autotune_level"] == "0"
+    assert llm.client.engine.runner.stages[-1].compiler.options["xla_gpu_autotune_level"] == "0"
     llm.close()
-    assert runner.compiler_options("cpu") == {}
+    assert step_compiler.compiler_options("cpu") == {}

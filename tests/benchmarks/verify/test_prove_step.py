@@ -234,6 +234,31 @@ def test_a_sparse_layer_may_launch_14_kernels_where_no_sort_is_needed() -> None:
     assert requirements_of(replace(tpu, quantization="int4"), backends, DECODE, POOL).a_layer == 14
     dense = replace(tpu, shape="llama-3-8b", quantization="int8")
     assert requirements_of(dense, dense.backends(), DECODE, POOL).a_layer == 8
+    assert requirements_of(tpu, backends, MIXED, POOL).a_layer == 73
+
+
+def test_a_dense_layer_on_a_tpu_may_launch_12_kernels_and_16_with_norms_behind() -> None:
+    def limit(shape: str, **changes: Any) -> int | None:
+        one = replace(SETTING, kind="v6e", shape=shape, **{"layers": 3} | changes)
+        return requirements_of(one, one.backends(), DECODE, POOL).a_layer
+
+    assert limit("llama-3-8b") == 12 and limit("gemma-3-12b") == 16
+    # heads of 64, and what is counted with the layers where there are two
+    assert limit("llama-125m") is None and limit("llama-3-8b", layers=2) is None
+
+
+def test_sums_over_devices_are_kernels_of_a_quantised_layer() -> None:
+    """Two, and what adds before or behind them."""
+
+    def limit(kind: str, quantization: str | None, step: Any = DECODE) -> int | None:
+        spread = replace(
+            SETTING, kind=kind, shape="llama-3-70b", devices=8, quantization=quantization, layers=2
+        )
+        return requirements_of(spread, spread.backends(), step, POOL).a_layer
+
+    assert (limit("h200", "int4"), limit("h200", "fp8"), limit("h200", "int8")) == (13, 14, 14)
+    assert [limit("v6e", one) for one in ("int4", "fp8", "int8")] == [12, 12, 12]
+    assert limit("h200", None) is None and limit("h200", "int8", MIXED) is None
 
 
 def test_a_step_runs_in_a_program_of_the_device() -> None:

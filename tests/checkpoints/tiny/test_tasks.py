@@ -52,8 +52,7 @@ def _letters(prompt: str) -> list[str]:
 
 def _equalities_hold(answer: str) -> bool:
     sides = []
-    turned = re.sub(r"-\((\d+) - (\d+)\)", r"\2 - \1", answer)
-    for side in turned.split(" = "):
+    for side in answer.split(" = "):
         total = 0
         for term in side.replace(" - ", " + -").split(" + "):
             product = 1
@@ -104,7 +103,9 @@ def _is_right(pair: Pair) -> bool:
         same = _numbers(prompt) == (left[::-1] if swapped else left)
         sign = {"s": "-", "a": "+"}.get(task[0], "*")
         if task == "subtraction" and left[0] < left[1]:
-            same &= answer.split(" = ")[1] == f"-({left[1]} - {left[0]})"
+            a, b = left
+            turned = f"-({b} - {a}), {b} - {a} = {b - a}"
+            return same and answer == f"{a} - {b} = {turned}, so {a} - {b} = {a - b}"
         return same and f" {sign} " in answer.split(" = ")[0] and _equalities_hold(answer)
     if task == "word_problem":
         more = "more" in prompt
@@ -144,7 +145,9 @@ def _is_right(pair: Pair) -> bool:
         items = _numbers(prompt)
         largest = re.search(r"largest|max", prompt, re.IGNORECASE)
         name, best = ("Maximum", max) if largest else ("Minimum", min)
-        steps = ", ".join(str(best(items[: at + 1])) for at in range(len(items)))
+        found = [best(items[: at + 1]) for at in range(len(items))]
+        parts = zip(found, items[1:], found[1:])
+        steps = "; ".join(f"{before}, {item}: {after}" for before, item, after in parts)
         return answer == f"{steps}. {name}: {best(items)}"
     if task == "compare":
         a, b = _numbers(prompt)

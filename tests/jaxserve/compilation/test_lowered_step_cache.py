@@ -24,14 +24,14 @@ pytest.importorskip("flatbuffers", reason="jax.export writes nothing without it:
 ENGINE = """
 import sys
 from functools import partial
-import jaxserve.execution.runner as runner
+import jaxserve.execution.step_compiler as compiler
 import jaxserve.client.engine_calls as calls
 import jaxserve.llm as llm
 traced = []
-def counted(*given, run_step=runner.run_step):
+def counted(*given, run_step=compiler.run_step):
     traced.append(1)
     return run_step(*given)
-runner.run_step = counted
+compiler.run_step = counted
 calls.load_engine = partial(calls.load_engine, keep_steps=sys.argv[2] == "kept")
 engine = llm.LLM(sys.argv[1], skip_tokenizer_init=True, max_model_len=64, max_num_seqs=2,
                  num_pages=9, compile_ahead=2, compile_in_background=False,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.execution.control import FORKS, UPLOAD_TOKENS, CopyProgram, UploadProgram
+from jaxserve.execution.control import FORKS, UPLOAD_TOKENS, Controls, CopyProgram, UploadProgram
 from jaxserve.execution.device_state import DeviceState
+from jaxserve.execution.host_pages import BACK, OUT
+from jaxserve.memory.tier import Move
 from jaxserve.models.kv_cache import KVPages
-from jaxserve.scheduling.plan import Fork, Upload
+from jaxserve.scheduling.plan import Fork, StepPlan, Upload
 
 LAYERS, PAGES, PAGE_SIZE, SLOTS, LENGTH = 2, 12, 4, 6, 24
 
@@ -115,3 +120,15 @@ def test_an_upload_of_more_tokens_than_a_call_holds() -> None:
     np.testing.assert_array_equal(found.history[2], tokens)
     np.testing.assert_array_equal(found.page_table[2], pages)
     assert not np.any(found.history[:2]) and not np.any(found.page_table[:2])
+
+
+def test_commands_come_in_the_order_that_no_page_is_lost_in() -> None:
+    groups = SimpleNamespace(layers_per_page=LAYERS, pages=SimpleNamespace(num_groups=1))
+    cache: Any = SimpleNamespace(page_size=PAGE_SIZE, groups=groups)
+    controls = Controls(cache, SLOTS, 0)
+    moves = [Move(1, 0, leaves=True), Move(2, 0, leaves=False)]
+    upload = Upload(2, np.arange(4, dtype=np.int32), [3])
+    plan = StepPlan(moves=moves, forks=[Fork(0, 3, 5, [5], [7])], uploads=[upload])
+    assert [name for name, _ in controls.before(plan)] == [OUT, "copy", BACK, "upload"]
+    assert [name for name, _ in controls.idle()] == ["upload", "copy"]
+    assert controls.moving_pages == 0 < Controls(cache, SLOTS, 1).moving_pages

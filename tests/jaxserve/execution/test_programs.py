@@ -10,9 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jaxserve.config.device_defaults import DEFAULTS
-from jaxserve.errors import EngineDeadError
 from jaxserve.execution import programs
-from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.control import CopyProgram, UploadProgram
 from jaxserve.execution.features import (
     FAST,
@@ -24,7 +22,6 @@ from jaxserve.execution.features import (
     feature_sets,
     make_features,
 )
-from jaxserve.execution.on_demand import OnDemandStates
 from jaxserve.execution.programs import (
     MOST_FAST_DECODES,
     MOST_PROGRAMS,
@@ -37,7 +34,6 @@ from jaxserve.execution.programs import (
     prefill_buckets,
     wanted_shapes,
 )
-from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.loading.defaults import PRESET_FACTORS
 from tests.command_line import output_of
@@ -250,24 +246,6 @@ def test_closing_waits_for_no_compilation_and_begins_none() -> None:
     assert not programs.is_compiling
     assert len(compiled) == 1, "no other is begun"
     assert programs.programs == [], "what is there too late is not kept"
-
-
-def test_the_parameters_stay_while_a_program_is_traced() -> None:
-    runner = Runner.__new__(Runner)
-    runner.programs = table(2)
-    runner._readers_left, runner._num_readers, runner._death = threading.Condition(), 0, None
-    runner._leaves, runner._buffers = ("parameters",), DeviceBuffers([], None)
-    runner._more = OnDemandStates(None)
-    runner._listener, runner._num_commands, runner._host_pages = None, 0, None
-    closing = threading.Thread(target=runner.close)
-    with runner._reading_parameters():
-        closing.start()
-        closing.join(0.05)
-        assert closing.is_alive() and runner._leaves == ("parameters",)
-    closing.join(10)
-    assert not closing.is_alive() and runner._leaves == ()
-    with pytest.raises(EngineDeadError, match="closed"), runner._reading_parameters():
-        pytest.fail("there are none to read")
 
 
 def test_a_failing_background_compilation_leaves_the_engine_served(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax
 import pytest
 
 from checkpoints import bundled_model_path
+from checkpoints.quantized import Encoding
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.loading import engine_plan
 from jaxserve.loading.capacity import (
+    Rows,
     numbers_of,
     require_room,
     room_of,
@@ -23,8 +26,10 @@ from jaxserve.loading.engine_build import load_engine
 from jaxserve.models.config_reader import model_config_of, read_model_config
 from jaxserve.models.known_shapes import HUB_IDS, SHAPES, shape_of
 from jaxserve.models.linear import LinearForm
+from jaxserve.models.quant_array import WeightFormat
 from jaxserve.models.weights import abstract_model
 from jaxserve.parallel.mesh import make_mesh
+from pallas_kernels.backends.mosaic_tpu import LENGTH_MULTIPLE
 from tests.tiny_models import CASES
 
 # the numbers of all but the last are counted for other tests too, and kept
@@ -56,19 +61,67 @@ def test_the_rule_of_thumb_holds_up_to_twelve_bits():
 
 @pytest.mark.parametrize("quantization", ["", "int8", "int4", "fp8"])
 @pytest.mark.parametrize(
-    "shape", ["llama-125m", pytest.param("qwen3-moe-3b", marks=pytest.mark.slow)]
+    ("shape", "platform"),
+    [
+        ("llama-125m", "gpu"),
+        pytest.param("qwen3-moe-3b", "gpu", marks=pytest.mark.slow),
+        pytest.param("qwen3-moe-3b", "tpu", marks=pytest.mark.slow),
+    ],
 )
-def test_the_sums_are_those_of_the_arrays(quantization, shape):
+def test_the_sums_are_those_of_the_arrays(quantization, shape, platform):
     config = config_of(shape)
-    form = LinearForm(backend="gpu", quantization=quantization or None)
+    experts = "mosaic_tpu" if platform == "tpu" else "triton"
+    form = LinearForm(backend="gpu", quantization=quantization or None, experts=experts)
     model = abstract_model(config, make_mesh(1), "bfloat16", form)
     from flax import nnx
 
     leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
     held = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    padded = quantization == "int4" and shape == "qwen3-moe-3b"  # 1,408 inputs of experts to 1,536
-    near = pytest.approx(held, rel=0.03 if padded else 0.002)
-    assert weight_bytes(config, "bfloat16", quantization).total == near
+    sums = weight_bytes(config, "bfloat16", quantization, platform=platform)
+    assert sums.total == pytest.approx(held, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "devices", "filled"), [(768, 1, True), (768, 2, False), (1408, 1, False)]
+)
+def test_scales_are_filled_up_where_no_piece_needs_the_words(inputs, devices, filled):
+    """As `WeightFormat.kept_groups` has them: 6 groups of two halves of 768 inputs, 11 of 1,408."""
+    rows = Rows(inputs, experts=True, divided=True, numbers=inputs)
+    assert rows.fills_scales("tpu", devices) is filled
+    form = WeightFormat(Encoding("int4", group=128), native=False, experts=True, parts=devices)
+    kept = replace(form, words=LENGTH_MULTIPLE).kept_groups(inputs)
+    assert (kept > inputs // 128) is filled
+
+
+@pytest.mark.parametrize(
+    ("inputs", "experts", "platform", "devices", "filled"),
+    [
+        (768, True, "tpu", 1, 1024),
+        (768, True, "tpu", 2, 2 * 512),
+        (768, True, "gpu", 2, 2 * 512),
+        (768, False, "tpu", 1, 768),
+        (1408, True, "gpu", 1, 1536),
+        (1408, True, "cpu", 1, 1408),
+        (4096, True, "tpu", 8, 4096),
+    ],
+)
+def test_rows_of_four_bits_are_filled_up(inputs, experts, platform, devices, filled):
+    """Of a hundred rows whose inputs devices divide."""
+    rows = Rows(inputs, experts, divided=True, numbers=100 * inputs)
+    assert rows.filled(platform, devices) == 100 * (filled - inputs)
+
+
+def test_what_fills_up_rows_is_of_experts_and_of_four_bits():
+    config = config_of("qwen3-30b-a3b")
+    plain, tpu = (weight_bytes(config, "bfloat16", "int4", platform=p) for p in ("", "tpu"))
+    # 768 inputs of one of three matrices of an expert become 1,024
+    assert tpu.experts / plain.experts == pytest.approx(1 + 1 / 9, rel=1e-6)
+    assert tpu.total - plain.total == tpu.experts - plain.experts
+    for quantization in ("", "int8", "fp8"):
+        plain, tpu = (
+            weight_bytes(config, "bfloat16", quantization, platform=p) for p in ("", "tpu")
+        )
+        assert plain == tpu
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from jaxserve import EngineConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import ValidationError
+from jaxserve.execution import runner
 from jaxserve.loading import engine_plan, pool_plan
 from jaxserve.loading.engine_build import build, load_engine
 from jaxserve.loading.engine_plan import EnginePlan, decide
@@ -45,6 +46,16 @@ def tokens(engine: Engine) -> list[list[int]]:
     prompts = oracle.prompts(3, VOCAB_SIZE, 30, seed=1)
     params = [{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.0}]
     return finish(engine, [request(i, p, 9, **params[i]) for i, p in enumerate(prompts)])
+
+
+def test_a_start_says_why_xla_multiplies_experts(
+    model_folder: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(runner, "uncovered_experts", lambda model: "96 columns")
+    decided_for(asked_for(model_folder(CASE))).runner(make_mesh(1))
+    assert "experts are multiplied by XLA" in caplog.text and "96 columns" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_a_head_that_the_config_denies_is_found_once_the_weights_are_here(
     for model in ("o/headed", str(hub.fetch_small_files("o/headed", None))):
         loaded = engine_build.load_engine(EngineConfig(model=model, **sizes))  # type: ignore[arg-type]
         assert not loaded.decided.model.tie_word_embeddings
-        assert loaded.engine.runner.weight_bytes > 1.02 * sum(
+        assert loaded.engine.runner.weights.device_bytes > 1.02 * sum(
             value.nbytes for name, value in tensors.items() if name != "lm_head.weight"
         )
 

@@ -25,7 +25,7 @@ def test_another_process_compares_the_part_of_its_devices_with_its_own_host(
     asked = SimpleNamespace(kv_offloading_size=8.0, memory_reserve=0.05, process_id=2)
     config: Any = SimpleNamespace(asked=asked, cache=SimpleNamespace(num_host_pages=8))
     cache = SimpleNamespace(page_bytes=lambda shards: GIB // shards)
-    runner: Any = SimpleNamespace(cache=cache, host_weight_bytes=0)
+    runner: Any = SimpleNamespace(cache=cache, weights=SimpleNamespace(host_bytes=0))
     mesh: Any = SimpleNamespace(devices=devices, size=4)
     if fits:
         return check_own_part(config, runner, mesh)

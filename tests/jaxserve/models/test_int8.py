@@ -68,7 +68,7 @@ def test_perplexity_of_the_bundled_model_changes_by_less_than_two_percent(backen
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["xla", "native"])
-@pytest.mark.parametrize(("quantization", "most"), [("int4", 0.1), ("fp8", 0.04)])
+@pytest.mark.parametrize(("quantization", "most"), [("int4", 0.1), ("fp8", 0.02)])
 def test_what_fewer_bits_cost_the_bundled_model(backend, quantization, most, text, exact):
     if backend == "native" and not native.availability().available:
         pytest.skip(f"native kernels: {native.availability().reason}")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AbstractMesh
 
+from checkpoints.quantized import Encoding
 from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.linear import LinearForm
-from jaxserve.models.moe import MoeConfig, SparseMLP
+from jaxserve.models.moe import MoeConfig, SparseMLP, uncovered_experts
 from jaxserve.models.protocol import TokenRows
+from jaxserve.models.quant_array import QuantArray, WeightFormat
+from jaxserve.models.weights import abstract_model
+from jaxserve.parallel.stages import Stage
 from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.errors import KernelError
@@ -106,6 +112,63 @@ def test_experts_that_the_kernel_does_not_cover_run_on_plain_xla(
     known = OPERATIONS["grouped_linear"]
     monkeypatch.setitem(known, "triton", replace(of_triton, covers=covers))
     assert num_kernels() == 0
+
+
+@pytest.mark.parametrize(
+    ("inner", "quantization", "devices", "told"),
+    [
+        (256, None, 1, None),
+        (256, None, 2, None),
+        (192, None, 1, "for mosaic_tpu, of the part that a device has, weight.shape="),
+        (256, None, 4, "weight.shape=(7, 128, 64)"),
+        (256, "int8", 2, None),
+        (256, "fp8", 2, None),
+        (256, "int8", 4, "weight.shape=(7, 128, 64)"),
+        (192, "int4", 1, None),  # rows are filled up
+    ],
+)
+def test_experts_that_no_kernel_multiplies_are_told(
+    inner: int, quantization: str | None, devices: int, told: str | None
+) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": inner, "num_key_value_heads": 4}
+    config = model_config_of(SETTINGS | sizes | {"num_attention_heads": 4})
+    form = replace(FORMS["mosaic_tpu"], quantization=quantization)
+    mesh: Any = AbstractMesh((1, devices), ("data", "model"))
+    found = uncovered_experts(abstract_model(config, mesh, "bfloat16", form))
+    assert found is None if told is None else told in str(found)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
+def test_native_kernels_multiply_all_experts(quantization: str | None) -> None:
+    config = model_config_of(SETTINGS | {"hidden_size": 128, "intermediate_size": 128})
+    form = replace(FORMS["native"], quantization=quantization)
+    mesh: Any = AbstractMesh((1, 1), ("data", "model"))
+    assert uncovered_experts(abstract_model(config, mesh, "bfloat16", form)) is None
+
+
+def test_experts_of_8_bits_by_group_are_told() -> None:
+    mlp = make("mosaic_tpu")
+    grouped = WeightFormat(Encoding("fp8", group=128), native=False, experts=True)
+    shape = mlp.down.weight.get_value().shape
+    mlp.down.weight.set_value(QuantArray.empty((*shape[:2], 128), grouped))
+    told = mlp.down.refusal_of_part("mosaic_tpu")
+    assert told is not None and "by group" in str(told)
+
+
+def test_a_stage_is_asked_for_the_experts_of_its_own_layers() -> None:
+    config = model_config_of(
+        SETTINGS | {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2}
+    )
+    mesh: Any = AbstractMesh((1, 1), ("data", "model"))
+    form = replace(FORMS["mosaic_tpu"], quantization=None)
+    found = [
+        uncovered_experts(
+            abstract_model(config, mesh, "bfloat16", form, stage=Stage(mesh, *part, 2))
+        )
+        for part in ((0, 1), (1, 2))
+    ]
+    whole = uncovered_experts(abstract_model(config, mesh, "bfloat16", form))
+    assert found == [whole, whole] and whole is not None
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from checkpoints.quantized import Encoding
 from jaxserve.models import Model, load_model
 from jaxserve.models.config_reader import read_model_config
-from jaxserve.models.linear import LinearForm
+from jaxserve.models.linear import LinearForm, Projection
+from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
 from jaxserve.models.protocol import Rotation, TokenRows
-from jaxserve.models.quant_array import QuantArray
+from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.registry import FAMILIES
 from jaxserve.models.weights import abstract_model
 from jaxserve.parallel import make_mesh
@@ -145,3 +148,24 @@ def test_families_have_names_of_their_own() -> None:
         task = family.architecture.partition("For")[2]
         by_task.setdefault(task, []).append(family.model_type)
     assert all(len(set(types)) == len(types) for types in by_task.values())
+
+
+@pytest.mark.parametrize("kind", [RMSNorm, OffsetRMSNorm])
+def test_a_product_of_a_tpu_norms_its_rows_itself(kind: type[RMSNorm]) -> None:
+    """Also where the factor is 1 + weight."""
+    size, dtype = 256, jnp.bfloat16
+    format = WeightFormat(Encoding("int8", activations="int8"), native=False)
+
+    def primitives(form: LinearForm) -> list[str]:
+        made = Projection(
+            size, (size,), axes=("hidden", "hidden"), bias=False, dtype=dtype, form=form
+        )
+        weight: Any = QuantArray.empty((size, size), format)
+        made.weight.set_value(weight)
+        norm, rows = kind(size, 1e-5, dtype), TokenRows(jnp.zeros((1, 16), jnp.int32))
+        x = jax.ShapeDtypeStruct((16, size), dtype)
+        traced = jax.make_jaxpr(lambda x: rows.apply("out", 0, made, x, norm=norm))(x)
+        return [str(step.primitive) for step in traced.eqns]
+
+    assert "rsqrt" not in primitives(LinearForm("xla", matmul=("mosaic_tpu", "xla")))
+    assert "rsqrt" in primitives(LinearForm("xla"))

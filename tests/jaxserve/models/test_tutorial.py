@@ -9,16 +9,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.errors import UnsupportedModelError, ValidationError
-from jaxserve.execution.runner import Runner
+from jaxserve.execution.features import Facts
+from jaxserve.execution.step_compiler import StepCompiler
 from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
+from jaxserve.parallel.stages import Stage
 from tests.jaxserve import oracle
 from tests.jaxserve.models.dense import empty_cache, run
 from tests.jaxserve.models.test_parity import TOLERANCE, random_tokens, relative_error
@@ -90,12 +93,12 @@ def test_its_steps_are_not_kept_for_a_later_start(
     granite: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    backends = SimpleNamespace(decode="xla", prefill="own_attention:BACKEND")
-    runner: Any = SimpleNamespace(
-        features=(), num_logprobs=0, _backends=backends, _mesh=make_mesh()
-    )
-    runner._model_config = read_model_config(granite, OWN)
-    Runner.keep_steps(runner, tmp_path, "")
+    backends: Any = SimpleNamespace(decode="xla", prefill="own_attention:BACKEND")
+    config = read_model_config(granite, OWN)
+    facts, stage = Facts(VOCAB_SIZE, 0), Stage(make_mesh(), 0, 1, 1)
+    parts: Any = (None, None, None)  # weights and buffers, which play no part
+    compiler = StepCompiler(stage, *parts, config, facts, np.dtype("f4"), {}, lambda: None)
+    compiler.keep_steps(tmp_path, "", (), backends)
     assert "made by granite, own_attention, whose sources may change" in caplog.text
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear import block_sizes, linear_in_blocks, mosaic_tpu
-from pallas_kernels.quantized_matmul import tpu_tiles
 from pallas_kernels.route import route
 from tests.pallas_kernels.grouped_linear.test_mosaic_tpu import weight_of
 from tests.pallas_kernels.strategies import SEEDS, examples
@@ -108,8 +107,7 @@ def test_many_rows_are_gathered_and_added_by_xla(
     activations: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And rounded by it."""
-    monkeypatch.setattr(mosaic_tpu, "ROWS_BYTES", 0)
-    monkeypatch.setattr(tpu_tiles, "ROWS_BYTES", 0)
+    monkeypatch.setattr(mosaic_tpu, "HELD_BYTES", 0)
     check(21, 0, "float" if activations == "float" else "int8", activations=activations)
 
 

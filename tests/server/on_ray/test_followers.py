@@ -90,6 +90,7 @@ def test_a_replica_ends_once_another_process_has_ended(
     actors: list[Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while its engine is replaced, which would wait for that process."""
+    monkeypatch.delattr(Replica, "__del__")  # Ray awaits it
     replica = Replica.__new__(Replica)
     replica._life, replica._begun, replica._app = AsyncExitStack(), True, Starlette()
     replica._app.state.service = SimpleNamespace(engine=SimpleNamespace(is_restarting=True))

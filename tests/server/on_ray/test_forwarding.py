@@ -192,7 +192,10 @@ def test_what_the_page_and_the_manifest_deploy_is_built() -> None:
         assert actor["num_gpus"] == (8 if args is several else 1)
 
 
-def test_what_waits_in_a_replica_is_told_while_its_engine_is_replaced() -> None:
+def test_what_waits_in_a_replica_is_told_while_its_engine_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(Replica, "__del__")  # Ray awaits it
     replica = Replica.__new__(Replica)
     engine: Any = SimpleNamespace(is_ready=False, ledger=SimpleNamespace(num_waiting_tokens=70))
     replica._app = Starlette()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.verify.prove import CASES, KINDS, Attention, Cost, cases_for
-from benchmarks.verify.prove.cases import Sampling
+from benchmarks.verify.prove.cases import Experts, Sampling
 from benchmarks.verify.prove.cost import (
     decode_and_write_cost,
     decode_cost,
@@ -19,6 +19,7 @@ from benchmarks.verify.prove.cost import (
     threshold_cost,
     write_cost,
 )
+from benchmarks.verify.prove.grouped_problem import grouped_cost, weight_elements
 from benchmarks.verify.prove.problems import BUILDERS, POOL_BYTES
 
 
@@ -63,6 +64,25 @@ def test_operands_fit_the_operation(case) -> None:
 
 def test_the_cost_of_a_threshold() -> None:
     assert threshold_cost(Sampling(3, 100)).bytes == 2 * 3 * 100 * 4
+
+
+def test_the_cost_of_experts() -> None:
+    """Those that tokens may choose are read once each."""
+    problem = Experts(rows=3, experts=4, choices=2, inputs=256, outputs=128, weight="int8")
+    matrix, rows = 256 * 128 + 4 * 128, 3 * 2 * (256 + 128) * 2
+    assert grouped_cost(problem).bytes == 4 * matrix + rows
+    assert grouped_cost(problem).flops == 2 * 3 * 2 * 256 * 128
+    assert grouped_cost(replace(problem, rows=1)).bytes == 2 * matrix + rows // 3
+
+
+def test_a_copy_of_experts_is_known_by_its_elements() -> None:
+    """Filled up on a TPU, where 768 inputs are 256 words in the place of 192."""
+    numbers, matrices = 128 * 2048 * 768, 128
+    words = {name: 128 * 2048 * count for name, count in {"triton": 192, "mosaic_tpu": 256}.items()}
+    for backend, count in words.items():
+        whole = {numbers, count, 4 * count}
+        wanted = whole | {size // matrices for size in whole}
+        assert weight_elements(Experts(), backend) == wanted
 
 
 def test_the_cost_of_decode() -> None:
